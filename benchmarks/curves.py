@@ -30,13 +30,14 @@ import torch
 from benchmarks.workload import SHARED, load_texts
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.corpora import write_passages
 from dpr.formats.training_files.registry import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.folder_data import TRAIN, split_by_group
-from dpr.preparation.new_encoder import EncoderShape, write_encoder
+from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
@@ -183,9 +184,10 @@ def write_data(data: Path, folder: Path) -> str:
         write_training_set(folder / f"{name}.jsonl", rows)
         source += f", {len(rows)} questions to {purpose} on"
     texts = [text for sample in samples for text in (sample.question, sample.positives[0].text)]
-    write_encoder(
+    write_passages(folder / "texts.jsonl", (Passage(text, "", str(row)) for row, text in enumerate(texts)))
+    new_encoder(
         folder / "encoder",
-        lambda: texts,
+        folder / "texts.jsonl",
         shape=EncoderShape(num_layers=1, hidden_size=128, max_positions=64, vocab_size=VOCABULARY),
     )
     return source

@@ -230,15 +230,6 @@ def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None,
         return None, f"fp16={value} is ignored: " + (
             f"{target}=fp32, bf16 or fp16 decides" if target else "this job has no such choice"
         )
-    if key == "init" and "encoder.pretrained" in known:
-        if value == "scratch":
-            return "encoder.pretrained=false", "init=scratch is read as encoder.pretrained=false"
-        if value != "weights":
-            raise ConfigError(f"init={value} is not known; choose weights, the default, or scratch")
-        return (
-            None,
-            "init=weights is ignored: a new run starts from the weights of model_file, or of the encoder",
-        )
     if key.split(".")[0] == "encoder" and "encoder.encoder_model_type" not in known:
         return None, f"{key} is ignored: the checkpoint brings its encoder"
     if key in REPLACED:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from dpr.cli import composed
 from dpr.cli.arguments import (
@@ -93,8 +93,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     sys.exit(code[0])
 
 
-Config = TypeVar("Config", bound=Settings)
-Job = Callable[[Config], Any]
+Job = Callable[[Any], Any]
 _HELP = """
 Flags
   --help=all            every setting; --help=SECTION, those of a section
@@ -109,8 +108,8 @@ _FLAGS_OF_FILES = f"""{_HELP}  --cfg job             print the composed configur
 
 def launch(
     config_name: str | None,
-    config_class: type[Config],
-    job: Job[Config],
+    config_class: type[Settings],
+    job: Job,
     argv: list[str],
     *,
     program: str = "dpr COMMAND",
@@ -137,8 +136,8 @@ def launch(
 
 def answer(
     config_name: str | None,
-    config_class: type[Config],
-    job: Job[Config],
+    config_class: type[Settings],
+    job: Job,
     argv: list[str],
     *,
     program: str,
@@ -170,16 +169,16 @@ def answer(
         config = config_class()
         config.check()
         result = job(config)
-        return result if type(result) is int else 0
-    # compat=dpr stands for the original's defaults too, unless another train= is given
-    is_original = "compat" in known and "compat=dpr" in overrides
-    if is_original and not any(override.startswith("train=") for override in overrides):
-        overrides = ["train=biencoder_default", *overrides]
-    overrides = composed.quote_values([*words, *overrides], known, has_groups=has_groups)
-    result = composed.run_composed(
-        config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
-    )
-    return result if type(result) is int and not has_groups else 0
+    else:
+        # compat=dpr stands for the original's defaults too, unless another train= is given
+        is_original = "compat" in known and "compat=dpr" in overrides
+        if is_original and not any(override.startswith("train=") for override in overrides):
+            overrides = ["train=biencoder_default", *overrides]
+        overrides = composed.quote_values([*words, *overrides], known, has_groups=has_groups)
+        result = composed.run_composed(
+            config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
+        )
+    return result if type(result) is int else 0
 
 
 def help_text(program: str, config_class: type, folder: Path | None, part: str = "all") -> str:

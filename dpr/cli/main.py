@@ -118,17 +118,12 @@ _OTHER_JOBS = {
     "verify": "doctor.verify",
 }
 """Command -> its function in ``dpr/jobs``, where it shares a module with another command."""
-_ALIASES = {"prepare-folder": ["prepare"], "prepare-pairs": ["prepare", "pairs=mixed"]}
-"""Names that stand for a command with settings."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the subcommand named by the first argument; returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     name = arguments[0].strip() if arguments else "--help"
-    if name in _ALIASES:
-        arguments = [*_ALIASES[name], *arguments[1:]]
-        name = arguments[0]
     if name in ("--help", "-h", "help"):
         print("Usage: dpr COMMAND [key=value ...]\n")
         for command, entry in COMMANDS.items():

@@ -2,6 +2,8 @@
 of it is left."""
 
 COMMANDS = {
+    "prepare-folder": "dpr prepare FOLDER out=OUT does it",
+    "prepare-pairs": "dpr prepare CORPUS pairs=mixed out=OUT does it",
     "tune-index": (
         "the recall of an index is measured when it is built, and said when it is opened (docs/search.md)"
     ),
@@ -151,7 +153,11 @@ SETTINGS = {
     "train.metrics": "train.validation=module:Class measures what you like (docs/extending.md)",
     "train.best_is_highest": "more is better, except of losses and ranks; Validation.lower_is_better says otherwise",
     "train.early_stopping.min_delta": "from Python, callbacks=[dpr.EarlyStopping(min_delta=...)]",
-    "init=resume": "the same command resumes the run in output_dir",
+    "init": (
+        "encoder.pretrained=false starts from random weights; else a run starts from those of model_file, or of the"
+        " encoder, and the same command resumes the run in output_dir"
+    ),
+    "out_texts": "trec_run_file= writes ids and scores alone, and needs no corpus",
     "out_dtype=binary": "out_dtype=int8 loses less; indexer.factory with RaBitQ makes codes of bits",
     "few": "where there are too few questions, the corpus alone is written",
     "held_back": "a tenth of the documents is held back; datasets.NAME.held_back says another share in training",

@@ -45,7 +45,7 @@ _USED_BY_OTHERS = {
     "train.hard_negatives": "train_n_passages train_group_size num_negatives",
     "train.grad_cache_tokens": "gc_chunk_size",
     "tracking.tensorboard, tracking.wandb": "report_to",
-    "output_dir (the same command resumes the run there), model_file, init": "resume_from_checkpoint",
+    "output_dir (the same command resumes the run there), model_file": "resume_from_checkpoint",
     "encoder.pretrained_model_cfg, model_file": "model_name_or_path model_name model",
     "encoder.sequence_length": "max_seq_length max_length p_max_len passage_max_len",
     "encoder.question_length": "q_max_len query_max_len",

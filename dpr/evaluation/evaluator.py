@@ -219,17 +219,16 @@ class Evaluator:
         self,
         texts: Sequence[str],
         rankings: Sequence[Ranking],
-        passages: Mapping[str, Passage] | None,
+        passages: Mapping[str, Passage],
         judged: Judged,
     ) -> list[RetrievedQuestion]:
-        """DPR's result records; ``texts`` are the questions as they were asked. Without ``passages``, hits have
-        neither title nor text."""
+        """DPR's result records; ``texts`` are the questions as they were asked."""
         results = []
         for row, (question, ranking) in enumerate(zip(self.questions, rankings, strict=True)):
             flags = None if judged.has_answer is None else judged.has_answer[row]
             hits = []
             for rank, (key, score) in enumerate(ranking):
-                passage = Passage("", "") if passages is None else passages[key]
+                passage = passages[key]
                 is_right = None if flags is None else flags[rank]
                 hits.append(Hit(key, passage.title, passage.text, score, is_right))
             results.append(RetrievedQuestion(texts[row], question.id, question.answers, hits))

@@ -48,12 +48,9 @@ class RetrievedQuestion:
     hits: list[Hit]
 
 
-def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, with_texts: bool = True) -> None:
+def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> None:
     """Writes DPR's results JSON (an array, indented by 4, scores as strings) and its checksum; ``.gz`` is
-    packed.
-
-    Without texts a hit has neither ``title`` nor ``text``, which takes about a tenth of the space.
-    """
+    packed."""
     with durable_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
@@ -61,7 +58,8 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, wit
             hits = [
                 {
                     "id": hit.id,
-                    **({"title": hit.title, "text": hit.text} if with_texts else {}),
+                    "title": hit.title,
+                    "text": hit.text,
                     "score": repr(float(hit.score)),
                     "has_answer": hit.has_answer,
                 }

@@ -21,7 +21,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
@@ -54,11 +54,11 @@ from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import LOCK_FILE, held, require_writable
-from dpr.storage.untrusted import inside
 from dpr.training.linear_layer import MOST_QUESTIONS, add_fitted_layer
 from dpr.training.settings import BiEncoderTrainConfig
 
 logger = get_logger(__name__)
+Choice = TypeVar("Choice")
 
 JOBS: dict[str, Callable[[Any], Any]] = {
     "prepare": prepare.run,
@@ -134,12 +134,12 @@ def run(config: AdaptSettings) -> None:
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
     with stages_in(out, made_of, first=("pseudo", "model")) as stages:
-        if gets_layer(config):
-            texts = Texts(prepared, corpus, corpus, train_sets)
-        else:
-            texts = Texts(prepared, corpus, prepared / "evaluation_corpus.jsonl", train_sets)
+        evaluated = corpus
+        if not gets_layer(config):
+            evaluated = prepared / "evaluation_corpus.jsonl"
             cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
             stages.run("pseudo", "pseudo-questions, to choose settings by", "prepare", cut, ["questions"])
+        texts = Texts(prepared, corpus, evaluated, train_sets)
         adapt(stages, config, texts)
 
     name = shlex.quote(str(out))
@@ -221,7 +221,9 @@ def quickstart(config: QuickstartSettings) -> None:
         f"\nThe passage is among the first five for {shares['dense']:.0%} of the questions with the trained"
         f" encoder, {shares['bm25']:.0%} with BM25, {shares['hybrid']:.0%} with both."
     )
-    best = "hybrid" if is_made else chosen_system({name: each["mrr@10"] for name, each in reached.items()})
+    best = "hybrid"
+    if not is_made:  # made questions decide nothing, since the encoder has been trained on such
+        best = clearly_best({system: values["mrr@10"] for system, values in reached.items()}, best)
     if best == "hybrid":
         print("Search with both, the hybrid, which is the default.")
     else:
@@ -267,9 +269,22 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     """All stages behind the first, which has prepared the texts; writes ``search.json`` and ``adapted.json``.
     Returns the encoder's share in the hybrid."""
     out = stages.out
-    if gets_layer(config):
-        return fit_and_embed(stages, config, texts)
+    if gets_layer(config):  # then nothing is chosen on made questions
+        fitting = replace(config, corpus=str(texts.evaluated), out=str(out))
+        what = "a linear layer behind the model, fitted to the corpus"
+        stages.run("model", what, "adapt", fitting, [RUN_FILE])
+        embed_with_model(stages, config, "vectors", texts.corpus)
+        if texts.evaluated != texts.corpus:
+            embed_with_model(stages, config, "evaluation", texts.evaluated)
+        write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
+        write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
+        print("\nA linear layer behind the model was fitted to questions cut from the corpus.")
+        print("The model's own weights are as they were. Only real questions can tell what it gains.")
+        print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
+        return WEIGHT_OF_GIVEN
 
+    tried: dict[float, float] = {}
+    temperature = TEMPERATURES[-1]
     if config.model_file is None:
         empty = NewEncoderSettings(
             corpus=str(texts.corpus),
@@ -280,19 +295,16 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         )
         stages.run("encoder", "a static encoder without weights", "new-encoder", empty, ["untrained"])
 
-    # Temperatures are compared by short trainings, whose checkpoints nobody reads.
-    tried: dict[float, float] = {}
-    for number, temperature in enumerate(TEMPERATURES if config.model_file is None else [], 1):
-        folder = out / "trials" / str(number)
-        trial = training(config, texts, folder, temperature, share=_SHARE_OF_TRIALS)
-        what = f"a trial: temperature {temperature}"
-        stages.run(f"trials/{number}", what, "train", trial, [RUN_FILE], processes=config.processes)
-        result = read_json(folder / RUN_FILE)
-        for key in ("best_checkpoint", "last_checkpoint"):
-            if (name := result.get(key)) and inside(folder, name, stated_in=RUN_FILE).exists():
-                remove_folder(folder / name)
-        tried[temperature] = float(result["best_value"])
-    temperature = chosen_temperature(tried) if tried else TEMPERATURES[-1]
+        # Temperatures are compared by short trainings, whose checkpoints nobody reads.
+        for number, value in enumerate(TEMPERATURES, 1):
+            folder = out / "trials" / str(number)
+            trial = training(config, texts, folder, value, share=_SHARE_OF_TRIALS)
+            what = f"a trial: temperature {value}"
+            stages.run(f"trials/{number}", what, "train", trial, [RUN_FILE], processes=config.processes)
+            for checkpoint in folder.glob("*.step*"):
+                remove_folder(checkpoint)
+            tried[value] = float(read_json(folder / RUN_FILE)["best_value"])
+        temperature = clearly_best(tried, TEMPERATURES[0])
 
     first = out / ("before_teacher" if config.teacher else "model")
     final = training(config, texts, first, temperature)
@@ -369,7 +381,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         print(f"  {reached:.3f}  temperature {value}{', chosen' if value == temperature else ''}")
     both = f"both {by_weight[weight]:.3f}, with weight {weight:g}"
     print(f"  {by_weight[0.0]:.3f}  BM25; the encoder {by_weight[1.0]:.3f}; {both}")
-    result = {
+    chosen = {
         "pseudo_ndcg@10": {
             "trials": {f"{value}": reached for value, reached in tried.items()},
             "bm25": by_weight[0.0],
@@ -379,7 +391,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         "temperature": temperature,
         "hybrid_weight": weight,
     }
-    write_json(out / RESULT, result, note={})
+    write_json(out / RESULT, chosen, note={})
     return weight
 
 
@@ -395,23 +407,6 @@ def states_vectors(model_file: str) -> bool:
     """Whether a model says how a text becomes a vector."""
     known = local_model(model_file)
     return is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()
-
-
-def fit_and_embed(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
-    """The stages for a model that is given and was trained before. Nothing of them is chosen on made questions.
-    Returns the encoder's share in the hybrid."""
-    out = stages.out
-    fitting = replace(config, corpus=str(texts.evaluated), out=str(out))
-    stages.run("model", "a linear layer behind the model, fitted to the corpus", "adapt", fitting, [RUN_FILE])
-    embed_with_model(stages, config, "vectors", texts.corpus)
-    if texts.evaluated != texts.corpus:
-        embed_with_model(stages, config, "evaluation", texts.evaluated)
-    write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
-    write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
-    print("\nA linear layer behind the model was fitted to questions cut from the corpus.")
-    print("The model's own weights are as they were. Only real questions can tell what it gains.")
-    print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
-    return WEIGHT_OF_GIVEN
 
 
 def write_fitted(config: AdaptSettings) -> None:
@@ -438,11 +433,10 @@ def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: P
     stages.run(name, what, "embed", vectors, ["corpus_0"], processes=config.processes)
 
 
-def chosen_temperature(tried: dict[float, float]) -> float:
-    """The default, which comes first, unless another is clearly better on the dev questions."""
-    default = next(iter(tried))
-    best = max(tried, key=lambda temperature: tried[temperature])
-    return best if tried[best] > tried[default] + CLEARLY else default
+def clearly_best(reached: Mapping[Choice, float], default: Choice) -> Choice:
+    """The default, unless another is clearly better."""
+    best = max(reached, key=lambda choice: reached[choice])
+    return best if reached[best] > reached[default] + CLEARLY else default
 
 
 def chosen_weight(by_weight: dict[float, float]) -> float:
@@ -451,13 +445,6 @@ def chosen_weight(by_weight: dict[float, float]) -> float:
     within = {weight: value for weight, value in by_weight.items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
     good = [weight for weight, value in within.items() if value >= max(within.values()) - CLEARLY]
     return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
-
-
-def chosen_system(reached: dict[str, float]) -> str:
-    """The hybrid, unless another is clearly better on real questions; made ones decide nothing, since the encoder
-    has been trained on such."""
-    best = max(reached, key=lambda system: reached[system])
-    return best if reached[best] > reached["hybrid"] + CLEARLY else "hybrid"
 
 
 def training(

@@ -32,16 +32,10 @@ def run(config: CheckDataSettings) -> int:
         print("\nlengths are in words; encoder.pretrained_model_cfg=NAME or model_file=FOLDER counts tokens")
     if config.suspects:
         out = Path(config.suspects)
-        model = dense_search(
-            config.tokenizer,
-            device=config.device,
-            precision=config.precision,
-            batch_tokens=config.batch_tokens,
-        )
         train = open_training_set(
             expand_files(config.files), name="train", split=config.split, columns=config.columns()
         )
-        searches = [model, LexicalSearch()]
+        searches = [dense_search(config.tokenizer, config), LexicalSearch()]
         counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
         print(
             f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict:"

@@ -79,9 +79,11 @@ def run(config: DoctorSettings) -> int:
 
 def _look_at_run(folder: Path) -> int:
     from dpr.evaluation.reading import read_training, symptoms
+    from dpr.formats.checkpoints import METRICS_LINES
 
     run = read_training(folder)
-    if run is None:
+    is_trained = (folder / METRICS_LINES).is_file() or any(folder.glob(f"*/{METRICS_LINES}"))
+    if run is None or not is_trained:  # a fitted layer has a run.json alone
         raise InputError(
             "no training run",
             file=folder,

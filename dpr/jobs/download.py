@@ -8,13 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
 from dpr.core.settings import listed, suggestion
 from dpr.formats.downloads import download, unpack
 from dpr.preparation.settings import DownloadConfig, ResourceConfig
 from dpr.storage.outputs import require_writable
-
-logger = get_logger(__name__)
 
 
 def run(config: DownloadConfig) -> None:

@@ -82,12 +82,12 @@ def run(config: ExportConfig) -> None:
         metadata = card_metadata(str(config.model_file), target.name)
         export_folder(model, target, config.to, source=str(config.model_file), metadata=metadata)
         return
-    if config.to == "vectors":
-        for folder in export_vector_folders(model, config.vector_patterns(), str(target)):
-            logger.info("%s written", folder)
-        return
-    if config.to == "peft":
-        for folder in write_adapters(model, target, source=str(config.model_file)):
+    if config.to in ("vectors", "peft"):
+        if config.to == "vectors":
+            folders = export_vector_folders(model, config.vector_patterns(), str(target))
+        else:
+            folders = write_adapters(model, target, source=str(config.model_file))
+        for folder in folders:
             logger.info("%s written", folder)
         return
     if config.to == "dpr" and model.settings.dimensions:
@@ -98,16 +98,15 @@ def run(config: ExportConfig) -> None:
     model = merged(model)
     if config.to == "model":
         model.save(target)
-        logger.info("%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
-        return
-    export_dpr_file(
-        model,
-        target,
-        source=str(config.model_file),
-        pretrained_model_cfg=config.encoder.pretrained_model_cfg,
-        allow_other_vectors=config.allow_other_vectors,
-    )
-    logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
+    else:
+        export_dpr_file(
+            model,
+            target,
+            source=str(config.model_file),
+            pretrained_model_cfg=config.encoder.pretrained_model_cfg,
+            allow_other_vectors=config.allow_other_vectors,
+        )
+    logger.info("%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
 
 
 def _fill_store(config: ExportConfig) -> None:

@@ -75,10 +75,10 @@ def open_dense(
     questions: Sequence[str] = (),
 ) -> DenseRetriever:
     """The model of the settings in front of an index of its vectors."""
-    choice = index_choice(config.indexer)
     if not config.model_file:
+        kind = config.indexer.kind
         raise ConfigError(
-            f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first"
+            f"model_file is not set; indexer={kind} searches vectors, e.g. model_file=runs/first"
         )
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
     agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
@@ -87,7 +87,7 @@ def open_dense(
     def queries() -> np.ndarray:
         return encode_questions(model, some, agreed, batch_size=config.batch_size)
 
-    index = open_vector_index(config, choice, model, sources, device, questions=queries if some else None)
+    index = open_vector_index(config, model, sources, device, questions=queries if some else None)
     return DenseRetriever(model, index, form=form, batch_size=config.batch_size)
 
 
@@ -102,7 +102,6 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
 
 def open_vector_index(
     config: RetrievalConfig,
-    choice: IndexChoice,
     model: BiEncoder,
     sources: Sequence[PassageSource],
     device: torch.device | str,
@@ -115,14 +114,13 @@ def open_vector_index(
         InputError: the vectors are of another model, the saved index is of other vectors, or either is of
         other passages than ``sources``.
     """
+    choice = index_choice(config.indexer)
     patterns = config.vector_patterns()
     shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
     vectors = _with_prefixes(shards, patterns, sources)
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
     folder = Path(config.index_path) if config.index_path else None
-    if folder is not None and not choice.index_class.is_saved:
-        raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
     identity = {"model_fingerprint": model.fingerprint}
     if shards and folder is not None:
         parts = []

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpr.core.distributed import resolve_device
-from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.ranking_metrics import validated_names
 from dpr.export.settings import MergeConfig
 from dpr.export.tower_files import merged
@@ -24,11 +22,8 @@ from dpr.models.model_folders import is_backbone
 from dpr.models.settings import EncoderSettings
 from dpr.retrieval.suites import read_suite
 from dpr.storage.checksums import cache_root
-from dpr.storage.durable import flush, writing
-from dpr.storage.leftovers import remove, temporary_beside
+from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import output
-from dpr.storage.steps import CLAIM, Steps
-from dpr.storage.untrusted import inside
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 
@@ -72,54 +67,27 @@ def run(config: MergeConfig) -> None:
     with output(out, made_of, overwrite=None) as is_missing:
         if not is_missing:
             return
-        unfinished = out.with_name(f"{out.name}.unfinished")
-        if unfinished.is_symlink():
-            raise OutputError(unfinished, "it is a symbolic link", hint="remove it")
-        steps = Steps(unfinished, made_of)
-        if not steps.is_complete():
-            candidates = []
-            for shares in grid:
-                candidate: dict[str, Any] = {"weights": dict(zip(models, shares, strict=True))}
-                if validations:
-                    model.load_weights(mixed(weights, shares), source=out)
-                    metrics = run_validations(validations, model)
-                    values = [metrics[f"eval/{each.name}/{config.metric}"] for each in validations]
-                    metrics[config.metric] = sum(values) / len(values)
-                    print(f"{config.metric} {metrics[config.metric]:.4f} of {candidate['weights']}")
-                    candidate["metrics"] = metrics
-                candidates.append(candidate)
-            best = max(
-                range(len(grid)), key=lambda each: candidates[each].get("metrics", {}).get(config.metric, 0)
-            )
-            print(f"{out}: {candidates[best]['weights']}")
-            model.load_weights(mixed(weights, grid[best]), source=out)
-            provenance = candidates[best] | {"models": fingerprints, "metric": config.metric}
-            provenance["candidates"] = candidates
-            # All files of the model are one step; the manifest is the last file.
-            aside = temporary_beside(unfinished / "model")
-            aside.mkdir()
-            try:
-                model.write_to(aside)
-                write_json_file(aside, PROVENANCE, provenance)
-                files = {}
-                for path in sorted(path for path in aside.rglob("*") if path.is_file()):
-                    name = path.relative_to(aside).as_posix()
-                    inside(unfinished, name, stated_in=CLAIM).parent.mkdir(parents=True, exist_ok=True)
-                    files[name] = partial(_copy, path)
-                steps.write_step(0, files)
-            finally:
-                remove(aside)
-            steps.write_manifest({"kind": "model", "made_of": steps.provenance})
-        with writing(out):
-            if out.is_dir():
-                out.rmdir()  # it is empty
-            os.rename(unfinished, out)
-            flush(out.parent)
-
-
-def _copy(path: Path, file: IO[bytes]) -> None:
-    with open(path, "rb") as data:
-        shutil.copyfileobj(data, file)
+        candidates = []
+        for shares in grid:
+            candidate: dict[str, Any] = {"weights": dict(zip(models, shares, strict=True))}
+            if validations:
+                model.load_weights(mixed(weights, shares), source=out)
+                metrics = run_validations(validations, model)
+                values = [metrics[f"eval/{each.name}/{config.metric}"] for each in validations]
+                metrics[config.metric] = sum(values) / len(values)
+                print(f"{config.metric} {metrics[config.metric]:.4f} of {candidate['weights']}")
+                candidate["metrics"] = metrics
+            candidates.append(candidate)
+        best = max(
+            range(len(grid)), key=lambda each: candidates[each].get("metrics", {}).get(config.metric, 0)
+        )
+        print(f"{out}: {candidates[best]['weights']}")
+        model.load_weights(mixed(weights, grid[best]), source=out)
+        provenance = candidates[best] | {"models": fingerprints, "metric": config.metric}
+        provenance["candidates"] = candidates
+        with durable_folder(out, metadata={"kind": "model", "made_of": made_of}) as folder:
+            model.write_to(folder)
+            write_json_file(folder, PROVENANCE, provenance)
 
 
 def _opened(config: MergeConfig) -> dict[str, BiEncoder]:

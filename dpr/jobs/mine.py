@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpr.core.compute_settings import ForwardSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import default_batch_tokens
@@ -31,13 +32,11 @@ def run(config: MineCommand) -> None:
     if config.model_file:
         search = dense_search(
             config.model_file,
+            config,
             encoder=config.encoder,
+            prompt=config.prompt,
             corpus=corpus,
             vectors=config.vectors,
-            prompt=config.prompt,
-            device=config.device,
-            precision=config.precision,
-            batch_tokens=config.batch_tokens,
         )
     audit = negatives.mine(
         open_training_set(config.files, name="train"),
@@ -60,14 +59,7 @@ def run_score(config: ScoreCommand) -> None:
     out, corpus, scorer = _opened(config)
     searches: list[Search] = []
     if config.model_file and scorer is None:
-        dense = dense_search(
-            config.model_file,
-            encoder=config.encoder,
-            prompt=config.prompt,
-            device=config.device,
-            precision=config.precision,
-            batch_tokens=config.batch_tokens,
-        )
+        dense = dense_search(config.model_file, config, encoder=config.encoder, prompt=config.prompt)
         searches.append(dense)
     if scorer is None and (config.hybrid != "none" or not config.model_file):
         searches.append(LexicalSearch())
@@ -104,16 +96,15 @@ def _opened(config: MineCommand | ScoreCommand) -> tuple[Path, Path | None, Pair
 
 def dense_search(
     model_file: str,
+    config: ForwardSettings,
     *,
     encoder: CheckpointEncoderConfig | None = None,
+    prompt: str | None = None,
     corpus: Path | None = None,
     vectors: Sequence[str] = (),
-    prompt: str | None = None,
-    device: str | None = None,
-    precision: str = "fp32",
-    batch_tokens: int = 0,
 ) -> Search:
-    """A bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made; without them it makes them.
+    """A bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made; without them it makes them,
+    where and how ``config`` says.
 
     Raises:
         ConfigError: vectors without a corpus, or a prompt that the model does not have.
@@ -122,7 +113,7 @@ def dense_search(
     """
     if vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
-    where = resolve_device(device)
+    where = resolve_device(config.device)
     model = BiEncoder.load(model_file, device=where, **(encoder or CheckpointEncoderConfig()).arguments())
     model.tensorizer.text.question_prompt(prompt)
     shards = open_shards(vectors) if vectors else []
@@ -137,7 +128,7 @@ def dense_search(
     return DenseSearch(
         model,
         shards=shards,
-        batch_tokens=batch_tokens or default_batch_tokens(where),
-        precision=precision,
+        batch_tokens=config.batch_tokens or default_batch_tokens(where),
+        precision=config.precision,
         prompt=prompt,
     )

@@ -21,15 +21,15 @@ def run(config: PrepareSettings) -> None:
     if config.pairs is not None:
         how = config.part(PairFileSettings)
         counts = prepare_pairs(source, out, how, overwrite=config.overwrite)
-        print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
     elif is_folder and (seen := look_at(source)).kind == "folder" and not seen.fit:
         counts = prepare_folder(source, out, config.part(FolderSettings), overwrite=config.overwrite)
-        kinds = counts.pop("test questions by kind")
-        print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-        if kinds:
-            print("test questions are " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()))
     else:
         print(f"{out}: {convert(config)}")
+        return
+    kinds = counts.pop("test questions by kind", {})
+    print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+    if kinds:
+        print("test questions are " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()))
 
 
 def make_encoder(config: NewEncoderSettings) -> None:

@@ -19,7 +19,7 @@ from dpr.data.words import WORDS_VERSION
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.evaluation.comparison import MEAN, as_records, figures_of, rows_of
+from dpr.evaluation.comparison import as_records, figures_of, rows_of
 from dpr.evaluation.evaluator import Evaluator, without_own_ids
 from dpr.evaluation.ranking_metrics import (
     Qrels,
@@ -63,9 +63,8 @@ _TUNED_AT_ONCE = 256
 TABLE = "results.md"
 
 
-def run(config: RetrievalConfig) -> float | None:
-    """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the
-    deepest cut-off that there is."""
+def run(config: RetrievalConfig) -> None:
+    """Retrieves, judges and writes what was asked for."""
     if launched("WORLD_SIZE") > 1:
         raise ConfigError(
             "retrieval runs in one process; start it without torchrun (a GPU is used when there is one)"
@@ -150,17 +149,14 @@ def run(config: RetrievalConfig) -> float | None:
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
 
     passages = None
-    with_hits = bool(config.out_file) and config.out_texts
-    if sources and (with_hits or answer_match or qrels):
-        needed = _ids(rankings) if with_hits or answer_match else set()
+    if sources and (config.out_file or answer_match or qrels):
+        needed = _ids(rankings) if config.out_file or answer_match else set()
         passages = require_passages(sources, needed, also=evaluator.relevant())
     evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
 
     if config.out_file:
-        shown_passages = (passages or {}) if config.out_texts else None
-        results = evaluator.results(texts, rankings, shown_passages, judged)
-        write_results(config.out_file, results, with_texts=config.out_texts)
+        write_results(config.out_file, evaluator.results(texts, rankings, passages or {}, judged))
         logger.info("results written to %s", config.out_file)
     if config.metrics_file:
         metadata: dict[str, Any] = {
@@ -209,7 +205,6 @@ def run(config: RetrievalConfig) -> float | None:
         names = [name for name in shown_names() if name in metrics] or list(metrics)
         print(f"{question_set.name}, {len(questions)} questions")
         print(format_table({label: metrics}, {name: name for name in names}))
-    return next((metrics[name] for name in ("mrr@10", *reversed(metrics)) if name in metrics), None)
 
 
 def weight_values(
@@ -257,15 +252,15 @@ def _ids(rankings: Sequence[Ranking]) -> set[str]:
     return {passage for ranking in rankings for passage, _ in ranking}
 
 
-def evaluate(config: EvaluateConfig) -> float | None:
-    """Evaluates what is not evaluated yet, and writes the results of all sets. Returns the mean nDCG@10 of
-    the last system."""
+def evaluate(config: EvaluateConfig) -> None:
+    """Evaluates what is not evaluated yet, and writes the results of all sets."""
     if launched("WORLD_SIZE") > 1:
         raise ConfigError(
             "evaluation runs in one process; start it without torchrun (a GPU is used when there is one)"
         )
     if config.run_file is not None:
-        return _evaluate_run_file(config)
+        _evaluate_run_file(config)
+        return
     out = Path(str(config.output_dir))
     require_writable(out, folder=True)
     cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
@@ -331,8 +326,6 @@ def evaluate(config: EvaluateConfig) -> float | None:
             table.write(f"| {' | '.join(line)} |\n")
     print(text_table([head, *body]))
     logger.info("%s and %s written", out / RESULTS, out / TABLE)
-    last = figures[MEAN if len(sets) > 1 else sets[0].name].get(config.systems[-1], {})
-    return next((one.mean for one in last.values()), None)
 
 
 def _evaluate_set(
@@ -415,7 +408,7 @@ def _cached(cache: Path, name: str, metadata: Any) -> Path:
     return cache / f"{name}-{text_sha256(json.dumps(metadata, sort_keys=True))[:16]}"
 
 
-def _evaluate_run_file(config: EvaluateConfig) -> float | None:
+def _evaluate_run_file(config: EvaluateConfig) -> None:
     """The metrics of a run over all judged questions; one that is not in the run counts as 0, as with
     trec_eval's option -c."""
     if config.metrics_file:
@@ -435,4 +428,3 @@ def _evaluate_run_file(config: EvaluateConfig) -> float | None:
     columns = {key: key for key in [*shown_names(), "map"]}
     print(f"{name}, {len(judged.judged_ids)} questions")
     print(format_table({Path(str(config.run_file)).name: judged.metrics}, columns))
-    return judged.metrics.get("ndcg@10")

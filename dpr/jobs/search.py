@@ -15,7 +15,7 @@ import numpy as np
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import Progress
+from dpr.core.logs import counted
 from dpr.core.machine import no_downloads
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
@@ -184,13 +184,10 @@ class StoredCorpus:
                 choice = index_choice(_indexer(stored))
                 return LexicalRetriever(open_text_index(choice, sources, path))
             if self._reads_texts:
-                if not stored.encoded_ctx_files:
-                    raise ConfigError(
-                        "a run of BM25 names an index of vectors, but not the vectors; search it with mode bm25"
-                    )
                 stored = replace(stored, indexer=_EXACT, index_path=None)
-            config = self._config(replace(stored, hybrid="none", hybrid_weight=None))
-            return open_dense(config, sources, form=stored.form, device=resolve_device(self.device))
+            return open_dense(
+                self._config(stored), sources, form=stored.form, device=resolve_device(self.device)
+            )
 
     def filterable(self, side: Side) -> Index | None:
         """An index of a side that can search a part of the passages: its own, or else exact search of the
@@ -198,12 +195,9 @@ class StoredCorpus:
         if side.index.can_filter or not isinstance(side, DenseRetriever):
             return side.index
         if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
-            stored = replace(
-                self.settings, indexer=_EXACT, index_path=None, hybrid="none", hybrid_weight=None
-            )
+            stored = replace(self.settings, indexer=_EXACT, index_path=None)
             config = self._config(stored)
-            choice = index_choice(config.indexer)
-            self._exact = open_vector_index(config, choice, side.model, stored.passages, side.model.device)
+            self._exact = open_vector_index(config, side.model, stored.passages, side.model.device)
         return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
@@ -273,12 +267,10 @@ class MemoryCorpus:
             raise InputError(f"the id {again!r} is in the corpus already", expected="new ids")
         if self.model is not None:
             texts = [passage for passage, _ in made]
-            vectors = []
-            progress = Progress("embedding", len(texts), quiet=len(texts) <= _ENCODED_AT_ONCE)
-            for start in range(0, len(texts), _ENCODED_AT_ONCE):
-                vectors.append(self.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE]))
-                progress.advance(len(vectors[-1]), 0)
-            progress.close()
+            vectors = [
+                self.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE])
+                for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding")
+            ]
             ids = encode_ids([str(passage.id) for passage in texts])
             self._vectors.append(ArraySource(ids, np.concatenate(vectors)))
         self.passages |= {str(passage.id): passage for passage, _ in made}

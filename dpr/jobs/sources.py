@@ -76,30 +76,34 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
     """
     sources: dict[str, NamedSource] = {}
     for name in [names] if isinstance(names, Mapping) else listed(names):
+        entry: Any = None
         if isinstance(name, Mapping) and isinstance(file := name.get("file"), str):
             short_name = _short_name(Path(file).name)
-            options = _read_entry(_TRAINING_SETS, short_name, name)
-            files = _entry_files(short_name, options)
-        elif isinstance(name, str) and name:
-            path = Path(name)
-            short_name = _short_name(path.name)
-            options = DataSetSettings()
-            files = _expand(name) or ((path,) if path.is_dir() and look_at(path).fit else ())
-            if name in catalogue and not path.is_file():
-                short_name = name
-                options = _read_entry(_TRAINING_SETS, name, catalogue[name])
-                files = _entry_files(name, options)
-            elif not files and path.is_dir():
-                raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
-            elif not files and glob.has_magic(name):
-                raise ConfigError(f"no file matches {name}")
-            elif not files:
-                raise _unknown(_TRAINING_SETS, name, catalogue)
-        else:
+            entry = name
+        elif not isinstance(name, str) or not name:
             raise ConfigError(
                 f"{name!r} is not a data set; give names of the catalogue, paths, entries with a file, or a"
                 " list of them"
             )
+        elif name in catalogue and not Path(name).is_file():
+            short_name = name
+            entry = catalogue[name] or {}
+        else:
+            path = Path(name)
+            short_name = _short_name(path.name)
+            options = DataSetSettings()
+            files = _expand(name)
+            if not files and path.is_dir():
+                if not look_at(path).fit:
+                    raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
+                files = (path,)
+            elif not files and glob.has_magic(name):
+                raise ConfigError(f"no file matches {name}")
+            elif not files:
+                raise _unknown(_TRAINING_SETS, name, catalogue)
+        if entry is not None:
+            options = _read_entry(_TRAINING_SETS, short_name, entry)
+            files = _entry_files(short_name, options)
         unique = short_name
         number = 2
         while unique in sources:
@@ -113,7 +117,7 @@ def _entry_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     if options.reader is not None and options.file is None:
         return ()
     files: list[Path] = []
-    for entry in [None] if options.file is None else listed(options.file):
+    for entry in listed(options.file) or [None]:
         if not isinstance(entry, str) or not entry:
             raise ConfigError(
                 f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>"

@@ -82,10 +82,10 @@ class DataCheck:
         self.findings = {name: Finding() for name in PROBLEMS}
         """What should be fixed before training."""
         self.rows = self.records = 0
-        self.num_answers = self.without_hard = self.num_scored = 0
+        self.num_answers = self.without_hard = 0
         self.texts = {role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(("question", *PASSAGES))}
         self.examples = Reservoir(5, seed=9)
-        self.questions, self.positives = array("Q"), array("Q")
+        self.questions = array("Q")
         self._contents = set[int]()
         self._known, self._negatives, self._places = array("q"), array("q"), array("Q")
         self._files: list[Path] = []
@@ -111,14 +111,12 @@ class DataCheck:
         for role, passages in zip(PASSAGES, listed, strict=True):
             for passage in passages:
                 self.texts[role].add(passage)
-                self.num_scored += passage.teacher_score is not None
         if any(map(is_empty, sample.answers)):
             self.findings[EMPTY_ANSWER].add(where)
 
         question = text_hash(plain(sample.question))
         positives = [_passage_hash(passage) for passage in sample.positives]
         self.questions.append(question)
-        self.positives.extend(positives)
         content = hash((question, *sorted(positives)))
         if content in self._contents:
             self.findings[REPEATED].add(where)
@@ -214,28 +212,18 @@ def report(sets: Mapping[str, DataCheck], tensorizer: Tensorizer | None) -> tupl
     for name, check in sets.items():
         counts = {role: check.texts[role].seen for role in PASSAGES}
         means = ", ".join(f"{count / max(check.records, 1):.2f} {role}s" for role, count in counts.items())
-        repeated = len(check.questions) - len(set(check.questions))
         lines += [
             f"{name}: {check.rows:,} rows, {check.records:,} records",
             f"  per record: {means}",
             f"  {check.without_hard:,} without hard negatives, {check.num_answers:,} with answers",
-            f"  {check.num_scored:,} of {sum(counts.values()):,} passages have a teacher's score",
-            f"  {repeated:,} questions occur before in the file",
         ]
         table, of_texts = _lengths(check.texts, tensorizer)
         lines += [*table, ""]
         for what, finding in (check.findings | of_texts).items():
             if finding.count:
                 problems[f"{name}: {what}"] = finding
-    if dev := sets.get("dev"):
-        if shared := int(_is_in(dev.questions, train.questions).sum()):
-            problems["dev: questions that are in train too"] = Finding(shared)
-        shared = int(_is_in(dev.positives, train.positives).sum())
-        total = len(dev.positives)
-        share = shared / max(total, 1)
-        lines.insert(
-            -1, f"  {shared:,} of {total:,} positives of dev are positives in train too ({share:.0%})"
-        )
+    if "dev" in sets and (shared := int(_is_in(sets["dev"].questions, train.questions).sum())):
+        problems["dev: questions that are in train too"] = Finding(shared)
     lines.append(f"problems: {', '.join(problems) or 'none'}")
     for what, finding in problems.items():
         lines += [f"  {finding.count:>9,}  {what}", *(f"             {place}" for place in finding.places)]

@@ -10,9 +10,8 @@ every later number then follows from the counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -99,9 +98,12 @@ def new_encoder(
         InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
         OutputError: ``out`` cannot be written.
     """
+    from transformers import BertTokenizer
+
     out = user_path(out)
     sources = [user_path(file) for file in (corpus, *question_files)]
     require_writable(out, folder=True)
+    heads = shape.heads()
     made_of = {"texts": [content_sha256(file) for file in sources], **asdict(shape)}
     made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
 
@@ -112,90 +114,60 @@ def new_encoder(
         for file in sources[1:]:
             yield from (question.text for question in read_questions(file))
 
+    metadata = {"kind": "encoder without weights", "made_of": made_of}
     with output(out, made_of, overwrite=overwrite) as is_missing:
-        if is_missing:
-            return write_encoder(
-                out,
-                texts,
-                shape=shape,
-                passages=partial(read_passages, sources[0]),
-                tokenizer=tokenizer,
-                overwrite=overwrite,
-                made_of=made_of,
-            )
-        return int(read_json(out / "config.json")["vocab_size"])
-
-
-def write_encoder(
-    out: Path,
-    texts: Callable[[], Iterable[str]],
-    *,
-    shape: EncoderShape,
-    passages: Callable[[], Iterable[Passage]] | None = None,
-    tokenizer: str | None = None,
-    overwrite: bool = False,
-    made_of: Mapping[str, Any] | None = None,
-) -> int:
-    """Writes a folder that Hugging Face's AutoConfig and AutoTokenizer read, and returns the size of its
-    vocabulary.
-
-    Equal texts and settings give equal files. With ``tokenizer``, the name or folder of a model, no
-    vocabulary is learned. The tokens of ``passages`` are counted for ``idf`` pooling. The folder holds no
-    weights.
-
-    Raises:
-        ConfigError: sizes that do not fit.
-        InputError: ``out`` exists and ``overwrite`` is false, or there is no text.
-    """
-    heads = shape.heads()
-    with durable_folder(
-        out, overwrite=overwrite, metadata={"kind": "encoder without weights", "made_of": made_of}
-    ) as folder:
-        if tokenizer is None:
-            vocabulary = train_vocabulary(
-                texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused
-            )
-            if len(vocabulary) < shape.vocab_size:
-                logger.info(
-                    "the text holds %d different pieces: that is the vocabulary, of at most %d",
-                    len(vocabulary),
-                    shape.vocab_size,
+        if not is_missing:
+            return int(read_json(out / "config.json")["vocab_size"])
+        with durable_folder(out, overwrite=overwrite, metadata=metadata) as folder:
+            if tokenizer is None:
+                vocabulary = train_vocabulary(
+                    texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused
                 )
-            (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
-            _write_tokenizer(folder, vocabulary, shape)
-        else:
-            import dpr.models.static  # noqa: F401 (transformers warns of a family that it does not know)
+                if len(vocabulary) < shape.vocab_size:
+                    logger.info(
+                        "the text holds %d different pieces: that is the vocabulary, of at most %d",
+                        len(vocabulary),
+                        shape.vocab_size,
+                    )
+                (folder / "vocab.txt").write_text(
+                    "".join(f"{token}\n" for token in vocabulary), encoding="utf-8"
+                )
+                numbers = {token: number for number, token in enumerate(vocabulary)}
+                learned = BertTokenizer(
+                    vocab=numbers, do_lower_case=shape.lower_case, model_max_length=shape.max_positions
+                )
+                learned.save_pretrained(str(folder))
+            else:
+                import dpr.models.static  # noqa: F401 (transformers warns of a family that it does not know)
 
-            load_tokenizer(tokenizer).save_pretrained(str(folder))
-        loaded = load_tokenizer(folder)
-        size = len(loaded)
-        pad = loaded.pad_token_id or 0
-        config: dict[str, object] = {
-            "architectures": ["StaticBackbone"],
-            "model_type": "static",
-            "vocab_size": size,
-            "pad_token_id": pad,
-            "hidden_size": shape.hidden_size,
-            "initializer_range": _RANGE,
-        }
-        if shape.num_layers:
-            config |= {
-                "architectures": ["BertModel"],
-                "model_type": "bert",
-                "num_hidden_layers": shape.num_layers,
-                "num_attention_heads": heads,
-                "intermediate_size": 4 * shape.hidden_size,
-                "max_position_embeddings": shape.max_positions,
-                "hidden_act": "gelu",
-                "hidden_dropout_prob": 0.1,
-                "attention_probs_dropout_prob": 0.1,
-                "initializer_range": 0.02,
-                "layer_norm_eps": 1e-12,
-                "type_vocab_size": 2,
+                load_tokenizer(tokenizer).save_pretrained(str(folder))
+            loaded = load_tokenizer(folder)
+            size = len(loaded)
+            config: dict[str, object] = {
+                "architectures": ["StaticBackbone"],
+                "model_type": "static",
+                "vocab_size": size,
+                "pad_token_id": loaded.pad_token_id or 0,
+                "hidden_size": shape.hidden_size,
+                "initializer_range": _RANGE,
             }
-        write_json(folder / "config.json", config)
-        if passages is not None:
-            count_tokens(loaded, passages(), vocab_size=size).write(folder)
+            if shape.num_layers:
+                config |= {
+                    "architectures": ["BertModel"],
+                    "model_type": "bert",
+                    "num_hidden_layers": shape.num_layers,
+                    "num_attention_heads": heads,
+                    "intermediate_size": 4 * shape.hidden_size,
+                    "max_position_embeddings": shape.max_positions,
+                    "hidden_act": "gelu",
+                    "hidden_dropout_prob": 0.1,
+                    "attention_probs_dropout_prob": 0.1,
+                    "initializer_range": 0.02,
+                    "layer_norm_eps": 1e-12,
+                    "type_vocab_size": 2,
+                }
+            write_json(folder / "config.json", config)
+            count_tokens(loaded, read_passages(sources[0]), vocab_size=size).write(folder)
     return size
 
 
@@ -265,30 +237,3 @@ def train_vocabulary(
     tokenizer.train_from_iterator(texts(), trainer)
     numbers = tokenizer.get_vocab()
     return sorted(numbers, key=numbers.__getitem__)
-
-
-def _write_tokenizer(folder: Path, vocabulary: list[str], shape: EncoderShape) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-
-    numbers = {token: number for number, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(
-        models.WordPiece(vocab=numbers, unk_token=UNK, continuing_subword_prefix=_CONTINUATION)
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=shape.lower_case)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{CLS} $A {SEP}",
-        pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-        special_tokens=[(CLS, numbers[CLS]), (SEP, numbers[SEP])],
-    )
-    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUATION)
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in (PAD, UNK, CLS, SEP, MASK)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
-    lengths = {"model_max_length": shape.max_positions, "strip_accents": None, "tokenize_chinese_chars": True}
-    write_json(
-        folder / "tokenizer_config.json",
-        names | {"tokenizer_class": "BertTokenizer", "do_lower_case": shape.lower_case} | lengths,
-    )

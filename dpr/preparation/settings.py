@@ -121,10 +121,6 @@ class DownloadConfig(Settings):
         if not self.resource:
             yield "output_dir"
 
-    def check_together(self, prefix: str) -> None:
-        if not self.output_dir:
-            raise ConfigError("output_dir is empty")
-
     def keys(self) -> list[str]:
         """``resource`` as a list."""
         return list(map(str, listed(self.resource)))

@@ -121,9 +121,6 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the original DPR are read too."""
     out_file: str | None = setting(None, also=("out",), path="output")
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
-    out_texts: bool = True
-    """Write title and text of every hit to out_file; without them it takes about a tenth of the space and
-    needs no corpus."""
     trec_run_file: str | None = setting(None, path="output")
     """TREC run file to write."""
     metrics_file: str | None = setting(None, path="output")
@@ -179,8 +176,6 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
             yield "hybrid_weight"
         if not self.tune_hybrid_weight or self.hybrid == "none":
             yield "tune_metric"
-        if not self.out_file:
-            yield "out_texts"
 
     def passage_names(self) -> list[str]:
         """``ctx_datasets`` as a list."""
@@ -210,11 +205,9 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )
-        needs_texts = (
-            self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
-        )
+        needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or self.out_file
         if needs_texts and not self.passage_names():
-            message = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
+            message = "BM25, hybrid and out_file need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
 
         if self.match == "qrels" and not self.qrels:

@@ -14,7 +14,7 @@ import torch
 
 from dpr import BiEncoder
 from dpr.cli.main import main
-from dpr.jobs.adapt import CLEARLY, Texts, chosen_system, chosen_temperature, chosen_weight, training
+from dpr.jobs.adapt import CLEARLY, Texts, chosen_weight, clearly_best, training
 from dpr.preparation.settings import AdaptSettings
 from dpr.training.settings import TrainSettings
 from tests.helpers.tiny import sentence, static_folder, tiny_model
@@ -201,13 +201,13 @@ def test_an_id_that_occurs_twice_is_found_in_the_corpus_itself(
     write_corpus(tmp_path / "corpus.jsonl")
     text = (tmp_path / "corpus.jsonl").read_text()
     (tmp_path / "twice.jsonl").write_text(text + text.splitlines()[6] + "\n")
-    assert main(["prepare-pairs", str(tmp_path / "twice.jsonl"), f"out={tmp_path / 'out'}"]) == 3
+    assert main(["prepare", str(tmp_path / "twice.jsonl"), "pairs=mixed", f"out={tmp_path / 'out'}"]) == 3
     assert "twice.jsonl:61: the id 'd6' is already used at line 7" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("lead", "chosen"), [(0.0, 0.15), (CLEARLY / 2, 0.15), (CLEARLY * 2, 0.1)])
 def test_another_temperature_is_taken_only_where_it_is_clearly_better(lead: float, chosen: float) -> None:
-    assert chosen_temperature({0.15: 0.5, 0.1: 0.5 + lead, 0.05: 0.4}) == chosen
+    assert clearly_best({0.15: 0.5, 0.1: 0.5 + lead, 0.05: 0.4}, 0.15) == chosen
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,6 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
 
 
 def test_the_hybrid_is_searched_unless_another_is_clearly_better_on_real_questions() -> None:
-    assert chosen_system({"bm25": 0.5, "dense": 0.4, "hybrid": 0.49}) == "hybrid"
-    assert chosen_system({"bm25": 0.5, "dense": 0.4, "hybrid": 0.47}) == "bm25"
-    assert chosen_system({"bm25": 0.5, "dense": 0.6, "hybrid": 0.55}) == "dense"
+    assert clearly_best({"bm25": 0.5, "dense": 0.4, "hybrid": 0.49}, "hybrid") == "hybrid"
+    assert clearly_best({"bm25": 0.5, "dense": 0.4, "hybrid": 0.47}, "hybrid") == "bm25"
+    assert clearly_best({"bm25": 0.5, "dense": 0.6, "hybrid": 0.55}, "hybrid") == "dense"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli import composed
-from dpr.cli.main import _ALIASES, COMMANDS, main
+from dpr.cli.main import COMMANDS, main
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
@@ -140,7 +140,7 @@ def test_every_documented_command_is_understood(
     lines = {}
     for where, words in documented.items():
         is_flag = words[0].startswith("-")
-        assert is_flag or words[0] in (*COMMANDS, *_ALIASES), where
+        assert is_flag or words[0] in COMMANDS, where
         is_about_files = any(word in words for word in ("doctor", "verify", "--config-dir", "--config-path"))
         if is_flag or is_about_files or len(words) < 2:
             continue

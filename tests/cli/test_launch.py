@@ -202,13 +202,6 @@ class TestOldKeys:
         assert all(line.startswith("warning: ") for line in lines)
         assert "train.precision=fp16 or bf16" in lines[0]
 
-    def test_init_is_translated(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert compose("init=scratch").encoder.pretrained is False
-        assert "read as encoder.pretrained=false" in capsys.readouterr().err
-        assert compose("init=weights").encoder.pretrained is True
-        assert "init=weights is ignored" in capsys.readouterr().err
-        assert "choose weights, the default, or scratch" in refused(capsys, "init=fresh")
-
     def test_fp16_is_translated(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert compose("fp16=True").train.precision == "fp16"
         assert "read as train.precision=fp16" in capsys.readouterr().err

@@ -59,24 +59,6 @@ def test_results_file_is_dprs_byte_for_byte_layout(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text()) == []
 
 
-@pytest.mark.parametrize("name", ["r.json", "r.json.gz"])
-def test_results_without_texts_are_small_and_read_as_hits_without_texts(tmp_path: Path, name: str) -> None:
-    whole, bare = tmp_path / f"whole-{name}", tmp_path / f"bare-{name}"
-    hits = [
-        Hit(str(number), f"title {number}", f"{number} is a long text. " * 40, 0.5, False)
-        for number in range(50)
-    ]
-    results = [RetrievedQuestion("who?", "0", ("a",), hits)]
-    write_results(whole, results)
-    write_results(bare, results, with_texts=False)
-    assert bare.stat().st_size < whole.stat().st_size / 3
-    assert read_results(bare) == [
-        RetrievedQuestion(
-            "who?", "0", ("a",), [Hit(hit.id, "", "", hit.score, hit.has_answer) for hit in hits]
-        )
-    ]
-
-
 def test_run_is_ordered_as_trec_eval_does_whatever_the_lines_say(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("1 Q0 c 1 0.5 x\n1 Q0 b 3 0.5 x\n\n1\tQ0\ta\t2\t7e-1\tx\n")
     assert read_trec_run(tmp_path / "run") == {"1": [("a", 0.7), ("c", 0.5), ("b", 0.5)]}

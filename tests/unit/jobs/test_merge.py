@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.jobs import merge
 from dpr.jobs.merge import mixed
 from dpr.models.biencoder import BiEncoder
-from dpr.storage import steps
+from dpr.storage import durable
 from dpr.storage.durable import verify_folder
 from tests.helpers.adapters import base_folder, randomize_adapters
 from tests.helpers.jobs import raising
@@ -163,19 +162,14 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path,
 def test_killed_anywhere_it_ends_with_the_same_bytes(
     place: Path, chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    def before_the_manifest(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    def stop(source: Any, target: Any) -> None:
-        target.write(source.read(5))
-        target.flush()
+    def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         if moment == "the model":
-            patch.setattr(shutil, "copyfileobj", stop)
+            patch.setattr(merge, "write_json_file", stop)
         else:
-            patch.setattr(steps, "write_manifest", before_the_manifest)
+            patch.setattr(durable, "write_manifest", stop)
         with pytest.raises(KeyboardInterrupt):
             run(with_dev(place, tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -15,8 +15,8 @@ from dpr.preparation import conversion, folder_data, new_encoder
     ("module", "line"),
     [
         (conversion, "prepare {there}/data.tsv out={there}/data.tsv/out.jsonl"),
-        (folder_data, "prepare-folder {there} out={other}/file/out"),
-        (pairs, "prepare-pairs {there}/data.tsv out={other}/file/out"),
+        (folder_data, "prepare {there} out={other}/file/out"),
+        (pairs, "prepare {there}/data.tsv pairs=mixed out={other}/file/out"),
         (new_encoder, "new-encoder corpus={there}/data.tsv out={there}/data.tsv/out"),
     ],
     ids=["prepare", "prepare-folder", "prepare-pairs", "new-encoder"],

@@ -82,8 +82,7 @@ def test_retrieve_says_unknown_words_of_questions(
         searched = [
             f"encoded_ctx_files=[{tmp_path / 'vectors'}_0]",
             "match=none",
-            f"out_file={tmp_path / 'out.json'}",
-            "out_texts=false",
+            f"trec_run_file={tmp_path / 'out.run'}",
         ]
         assert (
             main(["retrieve", f"model_file={model}", f"qa_dataset={tmp_path / 'questions.jsonl'}", *searched])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dpr.cli.main import main
+from dpr.core.compute_settings import ForwardSettings
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.text import plain
@@ -250,9 +251,9 @@ def test_vectors_of_another_model_or_corpus_are_refused(
     write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
     foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
     with pytest.raises(InputError, match="vectors of another corpus"):
-        dense_search(str(model_folder), vectors=vectors, device="cpu", corpus=other)
+        dense_search(str(model_folder), ForwardSettings(device="cpu"), vectors=vectors, corpus=other)
     with pytest.raises(InputError, match="vectors of another model"):
-        dense_search(str(foreign), vectors=vectors, device="cpu", corpus=corpus_file)
+        dense_search(str(foreign), ForwardSettings(device="cpu"), vectors=vectors, corpus=corpus_file)
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:

@@ -13,6 +13,8 @@ from torch import nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage
+from dpr.formats.corpora import write_passages
 from dpr.models.backbones import backbone_from_config, dropout_of, load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
@@ -161,11 +163,12 @@ def test_every_value_of_a_loaded_backbone_is_taken(tmp_path: Path) -> None:
 
 def test_a_new_encoder_needs_no_further_setting(tmp_path: Path) -> None:
     """Its manifest says whose it is; a folder that has lost its weights is still refused."""
-    from dpr.preparation.new_encoder import EncoderShape, write_encoder
+    from dpr.preparation.new_encoder import EncoderShape, new_encoder
 
     folder, settings = tmp_path / "new", EncoderSettings(sequence_length=16)
     shape = EncoderShape(hidden_size=16, num_heads=2, max_positions=16, vocab_size=200)
-    write_encoder(folder, lambda: ["ba be bi bo bu"] * 3, shape=shape)
+    write_passages(tmp_path / "corpus.jsonl", [Passage("ba be bi bo bu", "", "1")])
+    new_encoder(folder, tmp_path / "corpus.jsonl", shape=shape)
     weights = []
     for pretrained in (True, False):
         torch.manual_seed(0)

@@ -86,19 +86,6 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
 
 
-def test_positives_of_dev_that_are_positives_in_train_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train = written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))
-    dev = written(
-        tmp_path / "d.jsonl",
-        TrainingSample("new", (Passage("right 3", "T"),)),
-        TrainingSample("newer", (Passage("right one"),)),
-    )
-    assert main(["check-data", str(train), f"dev={dev}"]) == 0
-    assert "1 of 2 positives of dev are positives in train too (50%)" in capsys.readouterr().out
-
-
 def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [
         {"question": "q", "positive_ctxs": [{"text": "a passage"}], "hard_negatives_ctxs": []},
@@ -149,18 +136,6 @@ def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
     assert line.split()[1:] == ["4"] * 7 + ["0.0%", "at", "9"]
     assert "(9) [CLS] ca [SEP] ba be bi bo bu [SEP]" in text
     assert "(4) [CLS] ba be [SEP]" in text
-
-
-def test_passages_with_a_teacher_s_score_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(
-        tmp_path / "t.jsonl",
-        sample(1, hard_negatives=(Passage("n", teacher_score=0.0), Passage("m"))),
-        sample(2),
-    )
-    assert main(["check-data", str(path)]) == 0
-    assert "1 of 5 passages have a teacher's score" in capsys.readouterr().out
 
 
 def test_strict_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path
     Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.md")).write_text(
         "# Hours\n\nThe cafe is open all day and all night.\n"
     )
-    assert main(["prepare-folder", str(folder), f"out={tmp_path / 'out'}"]) == 0
+    assert main(["prepare", str(folder), f"out={tmp_path / 'out'}"]) == 0
     unread = [json.loads(line) for line in (tmp_path / "out" / "unread.jsonl").read_text().splitlines()]
     assert [one["file"] for one in unread] == ["\\xe9.html", "bad.md", "pipe.txt"]
     assert "is a pipe, not a file" in unread[2]["reason"]
@@ -163,7 +163,7 @@ def test_given_questions_find_their_files_and_answers_and_alone_are_held_out(
 
 def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     docs = write_folder(tmp_path / "docs", files=1, sections=3)
-    assert main(["prepare-folder", str(docs), f"out={tmp_path / 'few'}"]) == 0
+    assert main(["prepare", str(docs), f"out={tmp_path / 'few'}"]) == 0
     assert "only 6 questions were found, too few to train on" in capsys.readouterr().err
     assert (tmp_path / "few" / "corpus.jsonl").exists() and not (tmp_path / "few" / "train.jsonl").exists()
     for folder, types, expected in (

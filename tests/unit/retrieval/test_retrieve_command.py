@@ -209,12 +209,6 @@ def test_the_weight_of_a_hybrid_is_said_with_its_reason(
     assert "the best mrr@10 on these questions" in error and "no effect here: hybrid_weight\n" in error
 
 
-def test_results_without_texts_need_no_corpus(world: World, tmp_path: Path) -> None:
-    assert main(dense(world, f"out_file={tmp_path / 'r.json.gz'}", "out_texts=false", "n_docs=3")) == 0
-    for result in read_results(tmp_path / "r.json.gz"):
-        assert [(hit.title, hit.text) for hit in result.hits] == [("", "")] * 3
-
-
 @pytest.mark.parametrize("corpus", [True, False])
 def test_judgements_of_another_corpus_are_refused_or_a_loud_warning(
     world: World, tmp_path: Path, corpus: bool, capfd: pytest.CaptureFixture[str]
