@@ -7,7 +7,6 @@ same result. What each kind makes, and what it teaches, is in docs/without_label
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +19,12 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.paths import user_path
-from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample, text_hash, text_sha256
+from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample, json_sha256, text_hash
 from dpr.core.seeding import generator_for
 from dpr.core.settings import listed, suggestion
 from dpr.core.user_classes import create_object
 from dpr.data.order import PAIRS
-from dpr.data.training_data import known_document
+from dpr.data.training_data import known_document, spread_rows
 from dpr.data.words import WORDS_VERSION, joined, written_spans
 from dpr.formats.corpora import DEFAULT_COLUMNS
 from dpr.formats.text_store import open_store
@@ -154,11 +153,8 @@ def shortened(words: list[int], probability: float, generator: np.random.Generat
     """The words of a question, some of them dropped: at most all but two."""
     if not probability or generator.random() >= _SHORTENED:
         return words
-    kept = [
-        word
-        for word, draw in zip(words, generator.random(len(words)).tolist(), strict=True)
-        if draw >= probability
-    ]
+    draws = generator.random(len(words))
+    kept = [word for word, draw in zip(words, draws, strict=True) if draw >= probability]
     return kept if len(kept) > 1 else words
 
 
@@ -178,20 +174,9 @@ class PairMaker(Protocol):
         ...
 
 
-class Row(Protocol):
-    """A passage that pairs are cut from: its text, or its tokens in a store."""
-
-    words: Words
-    document: int
-    """64 bits that stand for the document it is of."""
-
-    def sample(self, cut: Cut, identity: tuple[int, int]) -> Any:
-        """The question and the passage that a cut takes of this row."""
-        ...
-
-
 class TextRow:
-    """A passage as text."""
+    """A passage that pairs are cut from, as text. ``document`` are 64 bits that stand for the document it is
+    of."""
 
     def __init__(self, passage: Passage, document: int) -> None:
         self.passage = passage
@@ -202,6 +187,7 @@ class TextRow:
         self.words = words_of(title, [passage.text[start:end] for start, end in self._text])
 
     def sample(self, cut: Cut, identity: tuple[int, int]) -> TrainingSample:
+        """The question and the passage that a cut takes of this row."""
         whole = self.passage
         spans = self._text
         asked = joined(whole.title, [self._title[word] for word in cut.title])
@@ -263,20 +249,20 @@ class PseudoPairs:
             f"words {WORDS_VERSION}",
             *["one file"] * (not self._tells_documents[0]),
         ]
-        self.corpus_fingerprint = text_sha256(json.dumps(read))
+        self.corpus_fingerprint = json_sha256(read)
         metadata = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
-        self.fingerprint = text_sha256(json.dumps(metadata, sort_keys=True))
+        self.fingerprint = json_sha256(metadata)
         """Changes with the corpus, and with what is cut from it."""
         rows = (index for index, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
-            of_few = (
-                f" among the documents held back ({held_back:g} of those of {self.num_passages:,} passages);"
-                " it takes some dozen"
-            )
-            raise InputError(
-                "has no passage with words" + of_few * (held_only and self.num_passages > 0), file=self.file
-            )
+            found = "has no passage with words"
+            if held_only and self.num_passages:
+                found += (
+                    f" among the documents held back ({held_back:g} of those of {self.num_passages:,}"
+                    " passages); it takes some dozen"
+                )
+            raise InputError(found, file=self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(PseudoPairs, self.file, name=self.name, **self._settings), ())
@@ -310,8 +296,8 @@ class PseudoPairs:
         """The number of a row's passage in the corpus."""
         return self._held_rows[row] if self._held_only else row
 
-    def is_usable(self, row: Row) -> bool:
-        """Whether the passage has words, and is on the side of the corpus that was asked for."""
+    def is_usable(self, row: TextRow) -> bool:
+        """Whether the passage, as text or as tokens, has words, and is on the side of the corpus that was asked for."""
         is_held = (row.document >> 20) % 10_000 < 10_000 * self._held_back
         return row.words.text > 0 and is_held == self._held_only
 
@@ -329,27 +315,23 @@ class PseudoPairs:
 
     def _document_of(self, passage: Passage) -> int:
         """That of its file or address; else that of its title; else its own."""
-        key = next(
-            (
-                key
-                for key, tells in zip(_documents(passage), self._tells_documents, strict=True)
-                if key and tells
-            ),
-            "",
-        )
-        return text_hash(f"document {key}" if key else f"passage {passage.id}") - (1 << 63)
+        name = f"passage {passage.id}"
+        for key, tells in zip(_documents(passage), self._tells_documents, strict=True):
+            if key and tells:
+                name = f"document {key}"
+                break
+        return text_hash(name) - (1 << 63)
 
     @cached_property
     def _tells_documents(self) -> list[bool]:
         """Of files and of titles: not where so many share one that hardly any would be a negative. Judged by
         a sample."""
-        rows = (
-            np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist()
-            if self.num_passages
-            else []
-        )
-        documents = zip(*(_documents(next(self._store.passages(row, row + 1))) for row in rows), strict=True)
-        counts = [Counter(filter(None, keys)) for keys in documents] or [Counter(), Counter()]
+        counts = Counter[str](), Counter[str]()
+        rows = spread_rows(self.num_passages, _LOOKED_AT)
+        for row in rows:
+            for count, key in zip(counts, _documents(next(self._store.passages(row, row + 1))), strict=True):
+                if key:
+                    count[key] += 1
         return [
             max(count.values(), default=0) <= max(share * len(rows), 1)
             for count, share in zip(counts, _LARGEST, strict=True)
@@ -381,12 +363,7 @@ def _of_maker(
     made = maker.pair(row.passage, generator)
     if made is None:
         return row.sample(KINDS["crops"][0](row.words, generator), identity)
-    if not (
-        isinstance(made, tuple)
-        and len(made) == 2
-        and isinstance(made[0], str)
-        and isinstance(made[1], Passage)
-    ):
-        raise ConfigError(f"{kind} returned {made!r:.80}, expected a question and a dpr.Passage, or None")
-    question, passage = made
-    return TrainingSample(question, (CutPassage(passage.text, passage.title, identity=identity),))
+    match made:
+        case (str(question), Passage() as passage):
+            return TrainingSample(question, (CutPassage(passage.text, passage.title, identity=identity),))
+    raise ConfigError(f"{kind} returned {made!r:.80}, expected a question and a dpr.Passage, or None")

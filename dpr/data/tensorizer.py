@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, warn_once
-from dpr.core.records import Passage, StoredPassage
+from dpr.core.records import Passage, StoredPassage, json_sha256
 from dpr.data.settings import TextSettings, check_selector_type
 from dpr.data.text import (
     JoinRule,
@@ -22,7 +21,6 @@ from dpr.data.text import (
     check_room,
     decorate_question,
     presented,
-    split_tokens,
 )
 from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
 
@@ -171,8 +169,7 @@ class Tensorizer:
     @property
     def fingerprint(self) -> str:
         """Changes with the vocabulary, the normalisation rules and the lengths."""
-        settings = json.dumps([self._state(), self.sequence_length, self.question_length], sort_keys=True)
-        return sha256(settings.encode()).hexdigest()[:16]
+        return json_sha256([self._state(), self.sequence_length, self.question_length])[:16]
 
     @property
     def vocabulary_fingerprint(self) -> str:
@@ -180,8 +177,7 @@ class Tensorizer:
         are added."""
         from tokenizers import __version__
 
-        settings = json.dumps([self._state(), type(self.tokenizer).__name__, __version__], sort_keys=True)
-        return sha256(settings.encode()).hexdigest()[:32]
+        return json_sha256([self._state(), type(self.tokenizer).__name__, __version__])[:32]
 
     @property
     def largest_id(self) -> int:
@@ -227,17 +223,10 @@ class Tensorizer:
         Vocabularies of bytes and characters lack nothing; theirs may have a token of that name that serves as
         another special one too.
         """
-        names = (
-            "bos_token_id",
-            "eos_token_id",
-            "pad_token_id",
-            "cls_token_id",
-            "sep_token_id",
-            "mask_token_id",
-        )
         unknown = self.tokenizer.unk_token_id
         count = int((~self._is_special[tokens]).sum())
-        if unknown is None or unknown in [getattr(self.tokenizer, name) for name in names]:
+        names = dict(self.tokenizer.special_tokens_map)
+        if unknown is None or names.pop("unk_token") in names.values():
             return 0.0, count
         num_unknown = int((tokens == unknown).sum())
         return num_unknown / max(count + num_unknown, 1), count + num_unknown
@@ -269,21 +258,20 @@ class Tensorizer:
 
         Questions of a token store (token ids) have their prompt, prefix and suffix in them.
         """
-        rule = self._rule() if any(not isinstance(question, str) for question in questions) else None
-        decorated = {"prompt": prompt, "prefix": prefix, "suffix": suffix}
         texts = [
-            self.question_text(question, **decorated) for question in questions if isinstance(question, str)
+            self.question_text(question, prompt=prompt, prefix=prefix, suffix=suffix)
+            for question in questions
+            if isinstance(question, str)
         ]
         encoded = iter(self._encode(texts, None, self.question_length))
-        return [
-            (
-                next(encoded)
-                if isinstance(question, str) or rule is None
-                else rule.join(None, question, self.question_length)
-            )
-            or self.empty_tokens
-            for question in questions
-        ]
+        result = []
+        for question in questions:
+            if isinstance(question, str):
+                tokens = next(encoded)
+            else:
+                tokens = self._rule().join(None, question, self.question_length)
+            result.append(tokens or self.empty_tokens)
+        return result
 
     def passage_tokens(self, passages: Sequence[Passage | StoredPassage]) -> list[list[int]]:
         """Token ids of passages, special tokens included. The text is stripped, the title is not."""
@@ -324,12 +312,15 @@ class Tensorizer:
         the text.
         """
         shown = [presented(passage, self.text) for passage in passages]
-        if self.text.title_template:
-            parts = split_tokens(self.tokenizer, shown)
-            return [
-                (head if passage.title else None, text)
-                for passage, (head, text) in zip(passages, parts, strict=True)
-            ]
+        if self.text.title_template and passages:
+            encoded = self._tokenize(
+                [each.text for each in shown], add_special_tokens=False, truncation=False, verbose=False
+            )
+            parts: list[tuple[list[int] | None, list[int]]] = []
+            for each, encoding in zip(shown, encoded.encodings, strict=True):
+                place = sum(end <= each.head for _, end in encoding.offsets) if each.head else 0
+                parts.append((encoding.ids[:place] if each.head else None, encoding.ids[place:]))
+            return parts
         texts = self.bare_tokens([each.text for each in shown])
         titles = dict.fromkeys(each.title for each in shown if each.title)
         title_tokens = dict(zip(titles, self.bare_tokens(list(titles)), strict=True))

@@ -12,7 +12,7 @@ A row of a corpus's store has one positive, the passage, and as its question the
 
 from __future__ import annotations
 
-import json
+from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from dpr.core.records import (
     StoredSample,
     StoreFacts,
     TrainingSample,
-    text_sha256,
+    json_sha256,
 )
 from dpr.core.seeding import generator_for
 from dpr.data.collator import as_encoded, judgement_identity, teacher_scores
@@ -40,7 +40,7 @@ from dpr.data.order import PAIRS
 from dpr.data.pairs import Cut, PseudoPairs, Words, draw
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.training_data import known_document
+from dpr.data.training_data import known_document, spread_rows
 from dpr.data.words import written_spans
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
@@ -82,7 +82,7 @@ class _Stored:
 
     def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
         """Compares some rows, spread over the set, with the tokens of their text."""
-        for row in np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist():
+        for row in spread_rows(len(self), _COMPARED_ROWS):
             sample = self[row]
             text = self.text[row]
             question = tensorizer.question_tokens([text.question], **options.of_questions)
@@ -248,18 +248,14 @@ def _tokens_of_words(texts: list[str], tensorizer: Tensorizer) -> list[tuple[lis
     counted = []
     for text, encoding in zip(texts, encoded.encodings, strict=True):
         spans = written_spans(text)
-        places = (
-            np.searchsorted(
-                [start for start, _ in spans], [start for start, _ in encoding.offsets], side="right"
-            )
-            - 1
-        )
+        starts = [start for start, _ in spans]
+        places = [bisect_right(starts, start) - 1 for start, _ in encoding.offsets]
         if any(
             place < 0 or end > spans[place][1]
-            for place, (_, end) in zip(places.tolist(), encoding.offsets, strict=True)
+            for place, (_, end) in zip(places, encoding.offsets, strict=True)
         ):
             raise TokensOfWordsError("a token reaches over two words")
-        lengths = np.bincount(places, minlength=len(spans))
+        lengths = np.bincount(np.array(places, dtype=int), minlength=len(spans))
         if lengths.size and lengths.max() > _LENGTH:
             raise TokensOfWordsError("a word has too many tokens")
         counted.append((list(encoding.ids), lengths.tolist()))
@@ -299,8 +295,7 @@ def open_tokens(
         logger.info("%s: pairs are cut from the text, since it is changed after that", text.name)
         return text
     metadata = store_metadata(text, tensorizer, options)
-    key = text_sha256(json.dumps(metadata, sort_keys=True))[:32]
-    target = cache_root(folder) / f"tokens-{key}"
+    target = cache_root(folder) / f"tokens-{json_sha256(metadata)[:32]}"
     kind: Any = StoredPairs if isinstance(text, PseudoPairs) else StoredTokens
 
     try:

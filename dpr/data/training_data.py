@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -52,17 +52,10 @@ OpenedSets = list[tuple[SampleSource, DataSetSettings]]
 """Data sets with their options. Ids of passages count within sets of one name."""
 
 
-class DrawnSource(SampleSource, Protocol):
-    """One whose rows give another sample in each lap."""
-
-    def drawn(self, row: int, generator: np.random.Generator) -> AnySample:
-        """The sample of a row, with one positive; all that is random comes from ``generator``."""
-        ...
-
-
-def is_drawn(source: SampleSource) -> TypeGuard[DrawnSource]:
-    """Whether its rows give another sample in each lap."""
-    return hasattr(source, "drawn")
+def spread_rows(size: int, count: int) -> list[int]:
+    """``count`` rows that are spread over ``size``, in order; all of them where there are fewer."""
+    rows: list[int] = np.linspace(0, size - 1, min(count, size)).astype(int).tolist()
+    return rows
 
 
 def known_document(sample: AnySample) -> KnownDocument:

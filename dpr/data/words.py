@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 import regex
 
-from dpr.core.errors import ConfigError
 from dpr.core.logs import counted
 
 WORDS_VERSION = 2
@@ -104,7 +103,7 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
     itself.
 
     A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard
-    similarity of their sets reaches ``threshold``. The search is exact, not sampled: two sets that similar
+    similarity of their sets reaches ``threshold``, above 0. The search is exact, not sampled: two sets that similar
     must share one of their rarest members (prefix filtering as in Bayardo, Ma and Srikant, "Scaling up all
     pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a member of
     its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the
@@ -112,12 +111,7 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
 
     A text of ten or more words with one word changed is always found at the default threshold. Texts without
     any word are kept.
-
-    Raises:
-        ConfigError: ``threshold`` is not in (0, 1].
     """
-    if not 0 < threshold <= 1:
-        raise ConfigError(f"threshold={threshold} is out of range; it must be above 0 and at most 1")
     original: list[int | None] = []
     register: defaultdict[int, list[int]] = defaultdict(list)
     kept: dict[int, frozenset[int]] = {}

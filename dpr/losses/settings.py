@@ -4,7 +4,7 @@ of the configuration."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpr.core.errors import ConfigError
@@ -76,9 +76,9 @@ class ObjectiveSettings(Settings):
     def changed(self) -> dict[str, Any]:
         """The settings of the objective that differ from their defaults; none of them: the negative log
         likelihood alone."""
-        default = ObjectiveSettings()
-        values = ((item.name, getattr(self, item.name)) for item in fields(ObjectiveSettings))
-        return {name: value for name, value in values if value != getattr(default, name)}
+        values = asdict(self.part(ObjectiveSettings))
+        default = asdict(ObjectiveSettings())
+        return {name: value for name, value in values.items() if value != default[name]}
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -93,8 +93,7 @@ class ObjectiveSettings(Settings):
 
     def check_objective(self, prefix: str) -> None:
         """What the terms need of each other."""
-        has_term = any(getattr(self, name) for name in _WEIGHTS) or self.teacher or self.user_terms()
-        if not has_term:
+        if not (any(getattr(self, name) for name in _WEIGHTS) or self.teacher or self.user_terms()):
             raise ConfigError(
                 f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or"
                 " another above 0"
