@@ -326,27 +326,27 @@ def unused_note(keys: Collection[str]) -> str:
 def _check_paths(settings: Settings, prefix: str) -> None:
     """Raises ConfigError for an input that can be read once only, and for an output that would replace an
     input."""
+    known = leaves(settings, prefix)
     entries: dict[str, Any] = {}
-    for item in fields(settings):
-        if rule_of(item).entries:
-            entries |= getattr(settings, item.name)
+    for leaf in known.values():
+        if leaf.rule.entries:
+            entries |= leaf.value
     inputs = []
     outputs = []
-    for key, leaf in leaves(settings, prefix).items():
+    for key, leaf in known.items():
         role = leaf.rule.path
         for named in texts_in(leaf.value) if role else []:
             if role != "input":
                 outputs.append((key, named, role))
                 continue
             for text in texts_in(entries.get(named, named)):
-                paths = matching_paths(text) or matching_paths(text.partition("=")[2])  # LABEL=FILE
-                inputs += [(key, text, path) for path in paths]
-    for key, text, path in inputs:
-        if kind := odd_kind(path):
-            raise ConfigError(
-                f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content to a file"
-                " first"
-            )
+                for path in matching_paths(text) or matching_paths(text.partition("=")[2]):  # LABEL=FILE
+                    inputs.append((key, text, path))
+                    if kind := odd_kind(path):
+                        raise ConfigError(
+                            f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content"
+                            " to a file first"
+                        )
     for key, target, role in outputs:
         if target.encode(errors="replace").decode() != target:
             raise ConfigError(

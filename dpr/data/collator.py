@@ -204,34 +204,28 @@ class Collator:
             if passage is not None
         ]
         passages = [as_encoded(passage, row.options) for _, passage, row in present]
-        if self._augmentation.crop_tokens or self._augmentation.mask_probability:
-            tokens = [
-                self._augmented(
-                    passage, self._augmenting(row, index % self.width), row.options.passage_prefix
-                )
-                for (index, _, row), passage in zip(present, passages, strict=True)
-            ]
-        else:
+        augment = self._augmentation
+        if not (augment.crop_tokens or augment.mask_probability):
             tokens = self.tensorizer.passage_tokens(passages)
+        else:
+            tokens = []
+            for (index, _, row), passage in zip(present, passages, strict=True):
+                generator = self._augmenting(row, index % self.width)
+                if augment.crop_tokens:
+                    limit = min(augment.crop_tokens, self.tensorizer.sequence_length)
+                    prefix = row.options.passage_prefix
+                    head = len(self.tensorizer.bare_tokens([prefix.strip()])[0]) if prefix else 0
+                    sequence = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=head)
+                else:
+                    (sequence,) = self.tensorizer.passage_tokens([passage])
+                if augment.mask_probability:
+                    sequence = self.tensorizer.masked(sequence, augment.mask_probability, generator)
+                tokens.append(sequence)
         encoded = iter(tokens)
         return [None if passage is None else next(encoded) for passage in slots]
 
     def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
         return generator_for(AUGMENT, self.seed or 0, row.lap, row.dataset, row.number, slot)
-
-    def _augmented(
-        self, passage: AnyPassage, generator: np.random.Generator, prefix: str | None
-    ) -> list[int]:
-        augment = self._augmentation
-        if augment.crop_tokens:
-            limit = min(augment.crop_tokens, self.tensorizer.sequence_length)
-            head = len(self.tensorizer.bare_tokens([prefix.strip()])[0]) if prefix else 0
-            tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=head)
-        else:
-            tokens = self.tensorizer.passage_tokens([passage])[0]
-        if augment.mask_probability:
-            tokens = self.tensorizer.masked(tokens, augment.mask_probability, generator)
-        return tokens
 
 
 def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:

@@ -8,6 +8,7 @@ same result. What each kind makes, and what it teaches, is in docs/without_label
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -21,7 +22,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.paths import user_path
 from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample, json_sha256, text_hash
 from dpr.core.seeding import generator_for
-from dpr.core.settings import listed, suggestion
+from dpr.core.settings import Rule, check_type, listed, suggestion
 from dpr.core.user_classes import create_object
 from dpr.data.order import PAIRS
 from dpr.data.training_data import known_document, spread_rows
@@ -131,8 +132,8 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
             raise ConfigError(
                 f"{setting}={name} is not a kind of pairs{suggestion(str(name), KINDS, otherwise=known)}"
             )
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-            raise ConfigError(f"{setting}.{name}={weight!r}, expected a number above 0")
+        check_type(f"{setting}.{name}", weight, float)
+        Rule(above=0).check(f"{setting}.{name}", weight)
     if not weights:
         raise ConfigError(f"{setting} names no kind of pairs")
     return {name: float(weight) for name, weight in weights.items()}
@@ -197,7 +198,57 @@ class TextRow:
         return TrainingSample(asked, (part,))
 
 
-class PseudoPairs:
+class DrawnPairs(ABC):
+    """Pairs of a corpus whose passages are texts (``PseudoPairs``), or tokens; the same numbers are drawn for
+    both."""
+
+    @property
+    @abstractmethod
+    def pairs(self) -> PseudoPairs:
+        """What is cut."""
+
+    @abstractmethod
+    def row(self, number: int) -> Any:
+        """A passage of the corpus."""
+
+    def __getitem__(self, row: int) -> Any:
+        """The pair of a row where nothing may be random, as in validation."""
+        return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
+
+    def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
+        """All passages of the row's document."""
+        return (known_document(self[row]),)
+
+    def drawn(self, row: int, generator: np.random.Generator) -> Any:
+        """A pair of a passage, or where it is empty or held back, of another one, drawn.
+
+        Raises:
+            ConfigError: a maker of the user's returned what is no pair.
+        """
+        pairs = self.pairs
+        number = pairs.corpus_row(row)
+        while not pairs.is_usable(passage := self.row(number)):
+            number = int(generator.integers(pairs.num_passages))
+        identity = passage.document, int(generator.integers(1 << 62))
+        kind = choose(pairs.kinds, passage.words, generator)
+        if kind not in pairs.makers:
+            cut = KINDS[kind][0](passage.words, generator)
+            cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator))
+            return passage.sample(cut, identity)
+
+        whole = pairs.row(number)
+        match pairs.makers[kind].pair(whole.passage, generator):
+            case None:
+                return whole.sample(KINDS["crops"][0](whole.words, generator), identity)
+            case (str(question), Passage() as made):
+                return TrainingSample(question, (CutPassage(made.text, made.title, identity=identity),))
+            case other:
+                raise ConfigError(
+                    f"{kind} returned {other!r:.80}, expected a question and a dpr.Passage, or None"
+                )
+
+
+class PseudoPairs(DrawnPairs):
     """The passages of a corpus, each of which gives a pair, another one in each lap.
 
     Args:
@@ -270,22 +321,9 @@ class PseudoPairs:
     def __len__(self) -> int:
         return len(self._held_rows) if self._held_only else len(self._store)
 
-    def __getitem__(self, row: int) -> TrainingSample:
-        """The pair of a row where nothing may be random, as in validation."""
-        return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
-
-    def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
-        """All passages of the row's document."""
-        return (known_document(self[row]),)
-
-    def drawn(self, row: int, generator: np.random.Generator) -> TrainingSample:
-        """A pair of a passage, or where it is empty or held back, of another one, drawn.
-
-        Raises:
-            ConfigError: a maker of the user's returned what is no pair.
-        """
-        sample: TrainingSample = draw(self, self.row, row, generator)
-        return sample
+    @property
+    def pairs(self) -> PseudoPairs:
+        return self
 
     def row(self, number: int) -> TextRow:
         """A passage of the corpus."""
@@ -340,30 +378,3 @@ class PseudoPairs:
 
 def _documents(passage: Passage) -> tuple[str, str]:
     return (passage.origin.url or passage.origin.file) if passage.origin else "", passage.title
-
-
-def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: np.random.Generator) -> Any:
-    """The pair of a row, from its text or its tokens, whichever ``row_of`` gives; the same numbers are drawn
-    for both."""
-    number = pairs.corpus_row(row)
-    while not pairs.is_usable(passage := row_of(number)):
-        number = int(generator.integers(pairs.num_passages))
-    identity = passage.document, int(generator.integers(1 << 62))
-    kind = choose(pairs.kinds, passage.words, generator)
-    if kind in pairs.makers:
-        return _of_maker(pairs.makers[kind], kind, pairs.row(number), identity, generator)
-    cut = KINDS[kind][0](passage.words, generator)
-    cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator))
-    return passage.sample(cut, identity)
-
-
-def _of_maker(
-    maker: PairMaker, kind: str, row: TextRow, identity: tuple[int, int], generator: np.random.Generator
-) -> TrainingSample:
-    made = maker.pair(row.passage, generator)
-    if made is None:
-        return row.sample(KINDS["crops"][0](row.words, generator), identity)
-    match made:
-        case (str(question), Passage() as passage):
-            return TrainingSample(question, (CutPassage(passage.text, passage.title, identity=identity),))
-    raise ConfigError(f"{kind} returned {made!r:.80}, expected a question and a dpr.Passage, or None")

@@ -120,16 +120,6 @@ class TextSettings(TextOptions):
         return self.title_template.removesuffix("{text}").replace("{title}", title)
 
 
-def check_selector_type(selector: int | str | None) -> None:
-    """Raises ConfigError for what cannot be a selector, whatever the tokenizer."""
-    if selector is None or (isinstance(selector, str) and selector):
-        return
-    if type(selector) is not int:
-        raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
-    if selector < 0:
-        raise ConfigError(f"selector={selector} is out of range; positions are counted from 0")
-
-
 @dataclass
 class Augmentation(Settings):
     """Changes made to training texts only; each is a function of (seed, epoch, data set, row)."""
@@ -213,7 +203,6 @@ class DataSetSettings(Settings):
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        check_selector_type(self.selector)
         if self.pairs is not None and self.reader is not None:
             raise ConfigError(
                 f"{prefix}pairs and {prefix}reader are mutually exclusive; leave one of them out"

@@ -14,7 +14,7 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, warn_once
 from dpr.core.records import Passage, StoredPassage, json_sha256
-from dpr.data.settings import TextSettings, check_selector_type
+from dpr.data.settings import TextSettings
 from dpr.data.text import (
     JoinRule,
     PresentedPassage,
@@ -376,18 +376,19 @@ class Tensorizer:
 
     def check_selector(self, selector: int | str | None) -> None:
         """Raises ConfigError unless it is a position inside a question or a token of the vocabulary."""
-        check_selector_type(selector)
-        if isinstance(selector, int) and selector >= self.question_length:
+        if selector is None:
+            return
+        if isinstance(selector, str) and selector:
+            if self.tokenizer.convert_tokens_to_ids(selector) in (None, self.tokenizer.unk_token_id):
+                raise ConfigError(
+                    f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens"
+                )
+        elif type(selector) is not int:
+            raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
+        elif not 0 <= selector < self.question_length:
             raise ConfigError(
                 f"selector={selector} is out of range; questions have at most {self.question_length} tokens,"
                 " counted from 0"
-            )
-        if isinstance(selector, str) and self.tokenizer.convert_tokens_to_ids(selector) in (
-            None,
-            self.tokenizer.unk_token_id,
-        ):
-            raise ConfigError(
-                f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens"
             )
 
     @property

@@ -25,7 +25,6 @@ from dpr.core.cores import usable_cores
 from dpr.core.errors import ConfigError
 from dpr.core.logs import Progress, get_logger
 from dpr.core.records import (
-    KnownDocument,
     PassageTokens,
     StoredPassage,
     StoredSample,
@@ -33,14 +32,12 @@ from dpr.core.records import (
     TrainingSample,
     json_sha256,
 )
-from dpr.core.seeding import generator_for
 from dpr.data.collator import as_encoded, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
-from dpr.data.order import PAIRS
-from dpr.data.pairs import Cut, PseudoPairs, Words, draw
+from dpr.data.pairs import Cut, DrawnPairs, PseudoPairs, Words
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.training_data import known_document, spread_rows
+from dpr.data.training_data import spread_rows
 from dpr.data.words import written_spans
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
@@ -139,21 +136,6 @@ class TokensOfWordsError(ConfigError):
     """A tokenizer does not keep words apart."""
 
 
-def is_changed_after_the_cut(pairs: PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-    """Whether a class of the user's makes pairs, or texts get a prompt or are normalised, so that the tokens of
-    the corpus are of no use."""
-    text = tensorizer.text
-    return bool(
-        pairs.makers
-        or text.plain_apostrophes
-        or text.passage_prompt
-        or text.question_prompt(None)
-        or options.normalize
-        or options.passage_prefix
-        or any(options.of_questions.values())
-    )
-
-
 class TokenRow:
     """A passage as its tokens."""
 
@@ -187,7 +169,7 @@ class TokenRow:
         return StoredSample(question, (passage,), (), ())
 
 
-class StoredPairs(_Stored):
+class StoredPairs(DrawnPairs, _Stored):
     """``PseudoPairs`` whose rows come as tokens."""
 
     text: PseudoPairs
@@ -195,19 +177,12 @@ class StoredPairs(_Stored):
     def __len__(self) -> int:
         return len(self.text)
 
-    def __getitem__(self, row: int) -> StoredSample:
-        return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
-
-    def drawn(self, row: int, generator: np.random.Generator) -> StoredSample:
-        sample: StoredSample = draw(self.text, self.row, row, generator)
-        return sample
+    @property
+    def pairs(self) -> PseudoPairs:
+        return self.text
 
     def row(self, number: int) -> TokenRow:
-        """A passage of the corpus."""
         return TokenRow(self._store[number])
-
-    def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
-        return (known_document(self[row]),)
 
     @staticmethod
     def add_rows(
@@ -291,12 +266,31 @@ def open_tokens(
             text.name,
         )
         return text
-    if isinstance(text, PseudoPairs) and is_changed_after_the_cut(text, tensorizer, options):
+    of_model = tensorizer.text
+    # by a class of the user's, a prompt or a cleaning, for which the tokens of the corpus are of no use
+    if isinstance(text, PseudoPairs) and (
+        text.makers
+        or of_model.plain_apostrophes
+        or of_model.passage_prompt
+        or of_model.question_prompt(None)
+        or options.normalize
+        or options.passage_prefix
+        or any(options.of_questions.values())
+    ):
         logger.info("%s: pairs are cut from the text, since it is changed after that", text.name)
         return text
-    metadata = store_metadata(text, tensorizer, options)
-    target = cache_root(folder) / f"tokens-{json_sha256(metadata)[:32]}"
+    # everything that decides what a store holds
     kind: Any = StoredPairs if isinstance(text, PseudoPairs) else StoredTokens
+    metadata: StoreFacts = {
+        "kind": "tokens of a corpus" if kind is StoredPairs else "token store",
+        "layout": LAYOUT_VERSION,
+        "text": text.corpus_fingerprint if isinstance(text, PseudoPairs) else text.fingerprint,
+        "rows": text.block_ends()[-1],
+        "vocabulary": tensorizer.vocabulary_fingerprint,
+        "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
+        **options.stored_metadata(text.name, tensorizer.text),
+    }
+    target = cache_root(folder) / f"tokens-{json_sha256(metadata)[:32]}"
 
     try:
         if build:
@@ -320,22 +314,6 @@ def open_tokens(
         return text
     logger.debug("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
     return stored
-
-
-def store_metadata(
-    text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings
-) -> StoreFacts:
-    """Everything that decides what a store holds."""
-    is_corpus = isinstance(text, PseudoPairs)
-    return {
-        "kind": "tokens of a corpus" if is_corpus else "token store",
-        "layout": LAYOUT_VERSION,
-        "text": text.corpus_fingerprint if isinstance(text, PseudoPairs) else text.fingerprint,
-        "rows": text.block_ends()[-1],
-        "vocabulary": tensorizer.vocabulary_fingerprint,
-        "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
-        **options.stored_metadata(text.name, tensorizer.text),
-    }
 
 
 def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]:

@@ -333,18 +333,15 @@ class Objective(Loss):
         self.settings = settings
         self.candidates = candidates
         self._normalize = normalize
-        self.terms: list[tuple[float, Term]] = []
-        if settings.nll_weight:
-            nll = Nll(guide=guide, threshold=settings.guide_threshold, max_scores=max_scores)
-            self.terms.append((settings.nll_weight, nll))
-        if settings.symmetric_weight:
-            symmetric = Symmetric(candidates=candidates, max_scores=max_scores)
-            self.terms.append((settings.symmetric_weight, symmetric))
-        if settings.uses_teacher_scores:
-            self.terms.append((1.0, Distillation(settings)))  # it weighs its two kinds itself
+        nll = Nll(guide=guide, threshold=settings.guide_threshold, max_scores=max_scores)
+        terms: list[tuple[float, Term]] = [
+            (settings.nll_weight, nll),
+            (settings.symmetric_weight, Symmetric(candidates=candidates, max_scores=max_scores)),
+            (float(settings.uses_teacher_scores), Distillation(settings)),  # it weighs its two kinds itself
+        ]
         if teacher is not None:
-            self.terms.append((1.0, Embedding(teacher)))
-        self.terms += user_terms
+            terms.append((1.0, Embedding(teacher)))
+        self.terms = [(weight, term) for weight, term in [*terms, *user_terms] if weight]
         self._needed = frozenset[str]().union(*(term.needs for _, term in self.terms))
         self.needs = self._needed & GATHERED
         self.reads_passages = any(term.reads_passages for _, term in self.terms)

@@ -8,7 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, Settings, listed, setting, split_entry
+from dpr.core.settings import (
+    CONTENT,
+    IDENTITY,
+    Rule,
+    Settings,
+    check_type,
+    listed,
+    setting,
+    split_entry,
+)
 
 _WEIGHTS = ("nll_weight", "symmetric_weight", "kl_weight", "margin_mse_weight")
 
@@ -66,10 +75,8 @@ class ObjectiveSettings(Settings):
             if ":" not in path:
                 own = f"; its weight is loss.{path}_weight" if f"{path}_weight" in _WEIGHTS else ""
                 raise ConfigError(f"loss.terms={path} is not a user-defined term, module:Class{own}")
-            if type(weight) not in (int, float) or not 0 < weight < float("inf"):
-                raise ConfigError(
-                    f"loss.terms: the weight of {path} is {weight!r}; it must be a number above 0"
-                )
+            check_type(f"loss.terms={path}: weight", weight, float)
+            Rule(above=0).check(f"loss.terms={path}: weight", weight)
             entries.append((float(weight), {"use": path, **arguments}))
         return entries
 

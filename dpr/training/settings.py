@@ -37,7 +37,7 @@ _ARGUMENTS = ("train_sets", "dev_sets", "settings", "model")  # of BiEncoderTrai
 class LossSettings(ObjectiveSettings, TemperatureSettings):
     """The objective: its terms, and what scores are compared with (docs/numerics.md)."""
 
-    name: Any = setting("nll", on_resume=IDENTITY)
+    name: Any = setting("nll", choices=("nll",), or_class=True, on_resume=IDENTITY)
     """nll (the terms below, by default the negative log likelihood of the positive in its pool), or
     user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
@@ -45,8 +45,6 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
     as often as it appears. Absent = distinct, or dpr with compat=dpr."""
 
     def check_together(self, prefix: str) -> None:
-        if isinstance(self.name, str) and self.name != "nll" and ":" not in self.name:
-            raise ConfigError(f"{prefix}name={self.name} is not known; choose nll, or module:Class")
         if self.name != "nll" and (changed := self.changed()):
             key, value = next(iter(changed.items()))
             raise ConfigError(

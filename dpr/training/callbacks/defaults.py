@@ -64,12 +64,38 @@ class PoolMetrics(Callback):
         return self._step != step and (step == 1 or is_logged(step, self.log_every, run.last_step))
 
     def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
-        if self.needs_pool(run):
-            stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
-            rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
-            self._step = run.progress.step + 1
-            self._of_questions = _of_questions(questions, pool, rows.to(questions.device))
-            self._cosines = _cosines(pool)
+        if not self.needs_pool(run):
+            return
+        self._step = run.progress.step + 1
+
+        # OF_QUESTIONS of the sampled questions, (R, 5); NaN where a question has no negative.
+        stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
+        rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
+        rows = rows.to(questions.device)
+        target = pool.candidates.target[rows]
+        candidates = pool.candidates._replace(target=target, masked=pool.candidates.masked[rows])
+        scores = candidates.mask_(score_matrix(questions[rows], pool.contexts))
+        positive = scores.gather(1, target[:, None])[:, 0]
+        others = scores.scatter(1, target[:, None], MASKED_SCORE)
+        others = others.where(others > MASKED_SCORE, torch.nan)
+        self._of_questions = torch.stack(
+            [
+                positive,
+                others.nanmean(1),
+                positive - others.nan_to_num(-torch.inf).amax(1),
+                pool.temperature.like(positive).expand(len(rows)),
+                1 + (~others.isnan()).sum(1),
+            ],
+            dim=1,
+        )
+
+        # The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are
+        # listed before.
+        stride = -(-len(pool.contexts) // SAMPLE)
+        passages = pool.contexts[::stride]
+        passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
+        passages = passages * pool.candidates.counts[::stride, None]
+        self._cosines = passages @ passages.T
 
     def on_step_end(self, run: Run) -> None:
         if run.progress.step == 1:  # what a collapse is compared with
@@ -110,37 +136,6 @@ def is_logged(step: int, every: int | None, last_step: int) -> bool:
     if every is None:  # a short run shows a curve, too
         every = max(1, min(100, last_step // 20))
     return every > 0 and (step % every == 0 or step == last_step)
-
-
-def _of_questions(questions: Tensor, pool: Pool, rows: Tensor) -> Tensor:
-    """``OF_QUESTIONS`` of the questions ``rows``, (R, 5); NaN where a question has no negative."""
-    vectors = questions[rows]
-    target = pool.candidates.target[rows]
-    candidates = pool.candidates._replace(target=target, masked=pool.candidates.masked[rows])
-    scores = candidates.mask_(score_matrix(vectors, pool.contexts))
-    positive = scores.gather(1, target[:, None])[:, 0]
-    others = scores.scatter(1, target[:, None], MASKED_SCORE)
-    others = others.where(others > MASKED_SCORE, torch.nan)
-    return torch.stack(
-        [
-            positive,
-            others.nanmean(1),
-            positive - others.nan_to_num(-torch.inf).amax(1),
-            pool.temperature.like(positive).expand(len(rows)),
-            1 + (~others.isnan()).sum(1),
-        ],
-        dim=1,
-    )
-
-
-def _cosines(pool: Pool) -> Tensor:
-    """The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are
-    listed before."""
-    stride = -(-len(pool.contexts) // SAMPLE)
-    passages = pool.contexts[::stride]
-    passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
-    passages = passages * pool.candidates.counts[::stride, None]
-    return passages @ passages.T
 
 
 def effective_rank(cosines: Tensor) -> float:
