@@ -65,16 +65,16 @@ class Tensorizer:
         self.question_length = question_length or sequence_length
         self.special_tokens = tuple(special_tokens)
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        for key, length, is_pair in (
-            ("sequence", sequence_length, True),
-            ("question", self.question_length, False),
+        for key, length, what in (
+            ("sequence", sequence_length, "a title and a text"),
+            ("question", self.question_length, "a question"),
         ):
-            if length < (needed := self.tokenizer.num_special_tokens_to_add(pair=is_pair)):
-                found = (
-                    f"is less than the {needed} special tokens of"
-                    f" {'a title and a text' if is_pair else 'a question'}"
+            needed = self.tokenizer.num_special_tokens_to_add(pair=key == "sequence")
+            if length < needed:
+                raise ConfigError(
+                    f"encoder.{key}_length={length} is less than the {needed} special tokens of {what}; set it"
+                    f" to {needed} or more"
                 )
-                raise ConfigError(f"encoder.{key}_length={length} {found}; set it to {needed} or more")
         self.text = TextSettings()
         """Prompts, title template and apostrophe rule; ``present`` sets others."""
 

@@ -81,8 +81,8 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
     is_one = not isinstance(sets, list | tuple) or any(map(_is_row, sets))
     opened: list[Any] = []
     taken: set[str] = set()
-    for item in [sets] if is_one or (isinstance(sets, tuple) and _is_pair(sets)) else sets:
-        source, *options = item if isinstance(item, tuple) and _is_pair(item) else (item,)
+    for item in [sets] if is_one or _is_pair(sets) else sets:
+        source, *options = item if _is_pair(item) else (item,)
         if not hasattr(source, "fingerprint") or hasattr(source, "column_names"):
             stem = Path(source).name.split(".")[0] if isinstance(source, str | Path) else ""
             plain = stem if stem.isidentifier() else name
@@ -116,9 +116,10 @@ def _is_row(item: Any) -> bool:
     return hasattr(item, "texts") and not hasattr(item, "fingerprint")
 
 
-def _is_pair(item: tuple[Any, ...]) -> bool:
+def _is_pair(item: Any) -> bool:
     return (
-        len(item) == 2
+        isinstance(item, tuple)
+        and len(item) == 2
         and not isinstance(item[1], str | Path | Mapping | list)
         and not hasattr(item[1], "__getitem__")
     )

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import regex
@@ -84,7 +84,6 @@ def joined(text: str, spans: Sequence[tuple[int, int]]) -> str:
 NEAR_DUPLICATE = 0.8
 """Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
 _WORD = re.compile(r"\w+")
-_Member = TypeVar("_Member")
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -92,7 +91,7 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(split_words(text.casefold(), _WORD))
 
 
-def jaccard(first: frozenset[_Member], second: frozenset[_Member]) -> float:
+def jaccard(first: frozenset[Any], second: frozenset[Any]) -> float:
     """Common members as a share of all; 0 for two empty sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common) if common else 0.0

@@ -21,8 +21,6 @@ from dpr.core.errors import CheckpointError
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import OptimizerSettings
 
-_FRESH_STATE = "model_file=<checkpoint> with another output_dir starts with fresh optimizer state"
-
 
 def learning_rate_factor(kind: str, step: int, *, total_steps: int, warmup_steps: int = 0) -> float:
     """Learning-rate factor of update ``step`` (counted from 0): a linear warm-up, which starts at 1 /
@@ -232,7 +230,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         odd = sorted(by_name.keys() ^ parameters.keys())
         raise CheckpointError(
             f"the optimizer state does not fit the trained parameters (first: {', '.join(odd[:3])})",
-            hint=_FRESH_STATE,
+            hint="model_file=<checkpoint> with another output_dir starts with fresh optimizer state",
         )
     for name, state in by_name.items():
         parameter = parameters[name]

@@ -254,6 +254,7 @@ class RetrievalValidation(Validation):
         self.name = options.name or Path(options.questions).name.partition(".")[0]
         self.guard = options.guard
         self.evaluator = evaluator_of(options)
+        self._kinds = self.evaluator.names(validated_names())
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision = precision
         self._chunk_size = chunk_size or CHUNK_ROWS
@@ -261,7 +262,7 @@ class RetrievalValidation(Validation):
 
     def names(self) -> list[str]:
         """The metrics by their full names."""
-        return [f"eval/{self.name}/{kind}" for kind in self.evaluator.names(validated_names())]
+        return [f"eval/{self.name}/{kind}" for kind in self._kinds]
 
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
@@ -308,7 +309,7 @@ class RetrievalValidation(Validation):
             len(questions),
             time.perf_counter() - start,
         )
-        kinds = self.evaluator.names(validated_names())
+        kinds = self._kinds
         means = torch.zeros(len(ways), len(kinds), dtype=torch.float64)
 
         def judge() -> None:
