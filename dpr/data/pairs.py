@@ -127,7 +127,7 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
         return dict(MIXED)
     weights = dict(given) if isinstance(given, Mapping) else dict.fromkeys(listed(given), 1.0)
     for name, weight in weights.items():
-        if not isinstance(name, str) or (name not in KINDS and ":" not in name):
+        if name not in KINDS and ":" not in str(name):
             known = f"; choose of mixed, {', '.join(KINDS)}, or module:Class"
             raise ConfigError(
                 f"{setting}={name} is not a kind of pairs{suggestion(str(name), KINDS, otherwise=known)}"
