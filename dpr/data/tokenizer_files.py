@@ -279,7 +279,7 @@ def append_end_token(tokenizer: Any) -> None:
     state = json.loads(backend.to_str())
     processor = state["post_processor"]
     # of a sequence, what it is made of
-    parts = [] if processor is None else processor.get("processors", [processor])
+    parts: list[Any] = [] if processor is None else processor.get("processors", [processor])
     others = [part for part in parts if part["type"] != "TemplateProcessing"]
     if strange := [part["type"] for part in others if part["type"] != "ByteLevel"]:
         raise ConfigError(
