@@ -7,6 +7,7 @@ order.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -27,7 +28,7 @@ from benchmarks.page import Ratio, Section
 from dpr.core.distributed import Ranks
 from dpr.core.logs import configure_logging
 from dpr.data.collator import Collator
-from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
+from dpr.data.loader import cut_into_pools, pool_loader
 from dpr.data.tokens import open_tokens
 
 BATCH, LENGTH, MEGABYTES = 32, 256, 40
@@ -87,13 +88,14 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     dataset = cut_into_pools(
         [(source, token_store.OPTIONS)], collator, global_batch_size=BATCH, ranks=Ranks(), seed=1
     )
-    order = PoolOrder(epoch=0, pool=0, num_epochs=10**6, pools_per_epoch=dataset.iterator.pools_per_epoch)
+    pools = dataset.iterator.pools_per_epoch
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     plain = Plain(rows, tensorizer.tokenizer)
     rates: dict[str, dict[str, list[float]]] = {}
     for case, workers in (("no worker", 0), ("one worker", 1), ("two workers", 2)):
         own = rates.setdefault(case, {"store": [], "plain": []})
         for _ in range(rounds):
+            order = map(divmod, itertools.count(), itertools.repeat(pools))
             own["store"].append(_rate(pool_loader(dataset, order, num_workers=workers)))
             own["plain"].append(_rate(plain.loader(workers)))
     return {"rates": rates, "rows": len(rows), "megabytes": written["bytes"] / 1e6, "building_s": building}

@@ -9,6 +9,7 @@ short.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -27,7 +28,7 @@ from dpr.core.distributed import Ranks
 from dpr.core.logs import configure_logging
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator
-from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools, pool_loader
+from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
@@ -139,7 +140,7 @@ def _reading(arguments: argparse.Namespace, open_source: Callable[..., Any]) -> 
         dataset[divmod(count, dataset.iterator.pools_per_epoch)]
         count += 1
     figures |= {"batches_per_s": count / elapsed, "rss_anon_mb": rss_anon() - before}
-    order = PoolOrder(epoch=0, pool=0, num_epochs=10**6, pools_per_epoch=dataset.iterator.pools_per_epoch)
+    order = map(divmod, itertools.count(), itertools.repeat(dataset.iterator.pools_per_epoch))
     batches = iter(pool_loader(dataset, order))
     next(batches)
     count, started = 0, time.perf_counter()

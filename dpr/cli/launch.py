@@ -230,9 +230,11 @@ def help_text(program: str, config_class: type, folder: Path | None, part: str =
         parts += [_describe(entry, width) for entry in inside]
         parts.append("")
     for entry in entries:
-        if entry.entries is not None:
-            parts.append(f"{entry.key}.NAME: {' '.join((entry.entries.__doc__ or '').split())}")
-            parts += [_describe(option, width) for option in settings(entry.entries, f"{entry.key}.NAME.")]
+        if entry.rule.entries is not None:
+            parts.append(f"{entry.key}.NAME: {' '.join((entry.rule.entries.__doc__ or '').split())}")
+            parts += [
+                _describe(option, width) for option in settings(entry.rule.entries, f"{entry.key}.NAME.")
+            ]
             parts.append("")
     text = "\n".join(parts).replace("``", "").rstrip() + "\n"
     text += _FLAGS_OF_WORDS if folder is None else _FLAGS_OF_FILES

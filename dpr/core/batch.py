@@ -20,15 +20,12 @@ class _Batch:
     """What both kinds of batches do with all of their fields."""
 
     def pin_memory(self) -> Self:
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return replace(
-            self,
-            **{
-                name: value.pin_memory()
-                for name, value in values.items()
-                if isinstance(value, Tensor | TokenBatch)
-            },
-        )
+        pinned = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor | TokenBatch):
+                pinned[item.name] = value.pin_memory()
+        return replace(self, **pinned)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles tensors as arrays, so that a batch passes the pipe from a worker process in one piece.
@@ -71,7 +68,7 @@ class TokenBatch(_Batch):
         return TokenBatch(
             torch.tensor(flat, dtype=torch.int64),
             torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64),
-            torch.tensor(position if position is not None else [0] * len(sequences), dtype=torch.int64),
+            torch.tensor(position or [0] * len(sequences), dtype=torch.int64),
         )
 
     def __len__(self) -> int:
@@ -87,11 +84,9 @@ class TokenBatch(_Batch):
         longest length."""
         longest = int(self.lengths.max()) if len(self) else 0
         device = self.tokens.device
-        mask = (
-            torch.arange(longest, device=device)[None, :]
-            < self.lengths.to(device, non_blocking=True)[:, None]
-        )
-        input_ids = torch.full(mask.shape, pad_id, dtype=self.tokens.dtype, device=self.tokens.device)
+        lengths = self.lengths.to(device, non_blocking=True)
+        mask = torch.arange(longest, device=device) < lengths[:, None]
+        input_ids = self.tokens.new_full(mask.shape, pad_id)
         input_ids[mask] = self.tokens
         return input_ids, mask
 
@@ -109,9 +104,9 @@ class TokenBatch(_Batch):
 
     def positions(self) -> Tensor:
         """The position of every token in its sequence, counted from 0: (T,) on the device of the tokens."""
-        starts = torch.cumsum(self.lengths, 0) - self.lengths
         device = self.tokens.device
-        return torch.arange(self.tokens.shape[0], device=device) - spread(starts, self.lengths, device)
+        starts = torch.cumsum(self.lengths, 0) - self.lengths
+        return torch.arange(len(self.tokens), device=device) - spread(starts, self.lengths, device)
 
     @staticmethod
     def join(batches: Sequence[TokenBatch]) -> TokenBatch:
@@ -122,13 +117,10 @@ class TokenBatch(_Batch):
 
     def with_last_token(self, token: int, position: int) -> LengthenedBatch:
         """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``."""
-        device = self.tokens.device
         lengths = self.lengths + (self.lengths <= position)
-        longer = TokenBatch(
-            torch.empty(int(lengths.sum()), dtype=self.tokens.dtype, device=device), lengths, self.position
-        )
+        longer = TokenBatch(self.tokens.new_empty(int(lengths.sum())), lengths, self.position)
         positions = longer.positions()
-        is_original = positions < spread(self.lengths, lengths, device)
+        is_original = positions < spread(self.lengths, lengths, self.tokens.device)
         # at least 0: the first token of a sequence is an original one
         source = torch.cumsum(is_original, 0) - 1
         tokens = torch.where(is_original, self.tokens[source], token)
@@ -137,15 +129,21 @@ class TokenBatch(_Batch):
         )
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        tokens, position = (value.to(device, non_blocking=True) for value in (self.tokens, self.position))
-        return TokenBatch(tokens, self.lengths.cpu(), position)
+        return TokenBatch(
+            self.tokens.to(device, non_blocking=True),
+            self.lengths.cpu(),
+            self.position.to(device, non_blocking=True),
+        )
 
 
 def spread(values: Tensor, lengths: Tensor, device: torch.device) -> Tensor:
     """Repeats value i of ``values`` (N,) ``lengths[i]`` times, (T,) on ``device``. Both lie on the host, so
     nothing waits for it."""
-    moved = (part.to(device, non_blocking=True) for part in (values, lengths))
-    return torch.repeat_interleave(*moved, output_size=int(lengths.sum()))
+    return torch.repeat_interleave(
+        values.to(device, non_blocking=True),
+        lengths.to(device, non_blocking=True),
+        output_size=int(lengths.sum()),
+    )
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -211,15 +209,12 @@ class BiEncoderBatch(_Batch):
         )
 
     def to(self, device: torch.device | str) -> BiEncoderBatch:
-        row, weights = (
-            value.to(device, non_blocking=True) for value in (self.context_row, self.loss_weights)
-        )
         return replace(
             self,
             questions=self.questions.to(device),
             contexts=self.contexts.to(device),
-            context_row=row,
-            loss_weights=weights,
+            context_row=self.context_row.to(device, non_blocking=True),
+            loss_weights=self.loss_weights.to(device, non_blocking=True),
         )
 
 
@@ -229,10 +224,6 @@ class Temperature:
     with its gradient."""
 
     value: Tensor | float = 1.0
-
-    def constant(self) -> Tensor | float:
-        """The value without a gradient."""
-        return self.value.detach() if isinstance(self.value, Tensor) else self.value
 
     def like(self, other: Tensor) -> Tensor:
         """The value, (), on the device and of the type of ``other``."""
@@ -250,7 +241,7 @@ class Temperature:
         return scores / self.value
 
     def __float__(self) -> float:
-        return float(self.constant())
+        return float(self.value.detach() if isinstance(self.value, Tensor) else self.value)
 
 
 _SHRINK = 0.8
@@ -316,9 +307,8 @@ def plan_buckets(
         if count and (is_worth_a_call or (length < _SHRINK * longest and stop - start >= min_tokens)):
             buckets.append(Bucket(start, stop, count, longest))
             start = stop
-            count = 0
-            longest = 0
-        stop = stop + length
-        count = count + 1
+            count = longest = 0
+        stop += length
+        count += 1
         longest = max(longest, length)
     return [*buckets, Bucket(start, stop, count, longest)] if count else buckets

@@ -188,9 +188,9 @@ class Progress:
         self._last_line = now
         self._quiet = is_end
         rate = (done - self._at_start) / max(seconds, 1e-9)
-        remaining = f"took {_duration(seconds)}"
+        remaining = f"took {duration(seconds)}"
         if not is_end:
-            remaining = f"about {_duration((self.total - done) / rate)} left" if rate else "just begun"
+            remaining = f"about {duration((self.total - done) / rate)} left" if rate else "just begun"
         tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
         scale = 10**6 if self._unit == "MB" else 1
         logger.info(
@@ -262,7 +262,8 @@ class WatchedFile(io.FileIO):
         super().close()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time as people say it."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -7,9 +7,10 @@ Hashes are the same in every process. Half a character (lone surrogate) of a JSO
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAX_ID_BYTES = 1024
 """Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as
@@ -166,3 +167,8 @@ def text_hash(text: str) -> int:
 def text_sha256(text: str) -> str:
     """SHA-256 of a text in UTF-8, as 64 hexadecimal digits."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def json_sha256(value: Any) -> str:
+    """SHA-256 of a value as JSON, whatever the order of its keys."""
+    return text_sha256(json.dumps(value, sort_keys=True))

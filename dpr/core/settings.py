@@ -18,7 +18,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -115,15 +115,12 @@ no effect  it decides where, how fast and how closely monitored a run is, but no
 ROLES = (IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT)
 
 
-def setting(default: Any, *, entries: type | None = None, **rule: Any) -> Any:
+def setting(default: Any, **rule: Any) -> Any:
     """A field of a settings dataclass with the ``Rule`` that the keywords state; a class or a function as
-    ``default`` makes the default.
-
-    ``entries``: of a catalogue, the dataclass of an entry's options.
-    """
+    ``default`` makes the default."""
     assert rule.get("on_resume", "") in ("", *ROLES), rule
     given = {"default_factory": default} if callable(default) else {"default": default}
-    return dataclasses.field(metadata={"setting": Rule(**rule), "entries": entries}, **given)
+    return dataclasses.field(metadata={"setting": Rule(**rule)}, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +149,8 @@ class Rule:
     path: str = ""
     """What it names, if paths: ``input`` (read), ``output`` (a file or folder, written whole), ``folder`` (to
     which files are added), or ``beginning`` (of the names of outputs)."""
+    entries: type | None = None
+    """Of a catalogue, the dataclass of an entry's options."""
 
     @property
     def range(self) -> str:
@@ -189,6 +188,11 @@ class Rule:
 def rule_of(item: Field[Any]) -> Rule:
     """The rule of a field; an empty one for a field that was not made by ``setting``."""
     return item.metadata.get("setting", Rule())
+
+
+def default_of(item: Field[Any]) -> Any:
+    """The default of a field."""
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def listed(value: Any) -> list[Any]:
@@ -284,8 +288,7 @@ def leaves(settings: Settings, prefix: str = "") -> dict[str, Leaf]:
         if isinstance(value, Settings):
             by_key |= leaves(value, f"{prefix}{item.name}.")
         else:
-            default = item.default if item.default_factory is MISSING else item.default_factory()
-            by_key[prefix + item.name] = Leaf(settings, item.name, default, rule_of(item))
+            by_key[prefix + item.name] = Leaf(settings, item.name, default_of(item), rule_of(item))
     return by_key
 
 
@@ -306,9 +309,12 @@ def drop_unused(settings: Settings) -> list[str]:
     """Sets what does nothing to its default, so that nothing reads it. Returns the keys that had another
     value."""
     known = leaves(settings)
-    changed = [key for key in unused_keys(settings) if known[key].value != known[key].default]
-    for key in changed:
-        setattr(known[key].owner, known[key].name, known[key].default)
+    changed = []
+    for key in unused_keys(settings):
+        leaf = known[key]
+        if leaf.value != leaf.default:
+            setattr(leaf.owner, leaf.name, leaf.default)
+            changed.append(key)
     return changed
 
 
@@ -320,27 +326,27 @@ def unused_note(keys: Collection[str]) -> str:
 def _check_paths(settings: Settings, prefix: str) -> None:
     """Raises ConfigError for an input that can be read once only, and for an output that would replace an
     input."""
+    known = leaves(settings, prefix)
     entries: dict[str, Any] = {}
-    for item in fields(settings):
-        if item.metadata.get("entries"):
-            entries |= getattr(settings, item.name)
+    for leaf in known.values():
+        if leaf.rule.entries:
+            entries |= leaf.value
     inputs = []
     outputs = []
-    for key, leaf in leaves(settings, prefix).items():
+    for key, leaf in known.items():
         role = leaf.rule.path
         for named in texts_in(leaf.value) if role else []:
             if role != "input":
                 outputs.append((key, named, role))
                 continue
             for text in texts_in(entries.get(named, named)):
-                paths = matching_paths(text) or matching_paths(text.partition("=")[2])  # LABEL=FILE
-                inputs += [(key, text, path) for path in paths]
-    for key, text, path in inputs:
-        if kind := odd_kind(path):
-            raise ConfigError(
-                f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content to a file"
-                " first"
-            )
+                for path in matching_paths(text) or matching_paths(text.partition("=")[2]):  # LABEL=FILE
+                    inputs.append((key, text, path))
+                    if kind := odd_kind(path):
+                        raise ConfigError(
+                            f"{key}={text}: {path} is {kind}, expected a file or a folder; write its content"
+                            " to a file first"
+                        )
     for key, target, role in outputs:
         if target.encode(errors="replace").decode() != target:
             raise ConfigError(
@@ -362,13 +368,10 @@ _ACCEPTED: dict[Any, Any] = {float: int | float, list: list | tuple, dict: Mappi
 def check_type(key: str, value: Any, hint: Any) -> None:
     """Raises ConfigError where ``value`` is not of the type ``hint``. A whole number is a number; true and
     false are not."""
-    kinds = [
-        kind
-        for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))
-        if kind is not NoneType
-    ]
-    if Any in kinds or (value is None and NoneType in get_args(hint)):
+    allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if Any in allowed or (value is None and NoneType in allowed):
         return
+    kinds = [kind for kind in allowed if kind is not NoneType]
     origins = [get_origin(kind) or kind for kind in kinds]
     if not any(isinstance(value, _ACCEPTED.get(kind, kind)) for kind in origins) or (
         type(value) is bool and bool not in origins
@@ -439,17 +442,18 @@ _PLAIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One settable key. ``owner``: the class that has the field; ``is_open``: any key below it is accepted (a
-    catalogue)."""
+    """One settable key. ``owner``: the class that has the field."""
 
     key: str
     type: Any
     default: Any
     owner: type
-    is_open: bool = False
-    rule: Rule = field(default_factory=Rule)
-    entries: type | None = None
-    """Of a catalogue: the dataclass of an entry's options."""
+    rule: Rule
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any key below it is accepted (a catalogue)."""
+        return get_origin(self.type) is dict
 
     @property
     def doc(self) -> str:
@@ -487,11 +491,7 @@ def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]
         if is_dataclass(kind) and isinstance(kind, type):
             yield from _walk(kind, key + ".")
         else:
-            default = item.default if item.default_factory is MISSING else item.default_factory()
-            default = None if default is MISSING else default
-            is_open = get_origin(kind) is dict
-            entries = item.metadata.get("entries")
-            yield Setting(key, kind, default, config_class, is_open, rule_of(item), entries)
+            yield Setting(key, kind, default_of(item), config_class, rule_of(item))
 
 
 @cache  # reading a source file takes longer than all else that --help does

@@ -15,8 +15,6 @@ from typing import Any
 from dpr.core.errors import ConfigError, DprError
 from dpr.core.settings import split_entry, suggestion
 
-_OPERATORS = ("__call__", "__len__", "__getitem__", "__iter__")
-
 
 def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
     """The class that ``module:Class`` names, which must be a subclass of ``contract`` or, for a Protocol, have
@@ -35,12 +33,11 @@ def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
         sys.path.append(here)  # last, so that a file here never shadows an installed package
     try:
         given: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{setting}={path}: {module_name} cannot be imported ({error}); is it in the working directory?"
-        ) from error
     except Exception as error:  # the module is user code, and its body may raise anything
-        raise ConfigError(f"{setting}={path}: importing {module_name} raised {_one_line(error)}") from error
+        raise ConfigError(
+            f"{setting}={path}: importing {module_name} raised {_one_line(error)}; is it in the working"
+            " directory?"
+        ) from error
     for part in name.split("."):
         if not hasattr(given, part):
             names = [known for known in vars(given) if not known.startswith("_")]
@@ -54,13 +51,14 @@ def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
         if not issubclass(given, contract):
             raise ConfigError(f"{setting}={path} is not a subclass of {wanted}")
         return given
-    missing = set()
-    for base in contract.__mro__:
-        for member, value in vars(base).items() if getattr(base, "_is_protocol", False) else ():
-            is_required = inspect.isfunction(value) and (not member.startswith("_") or member in _OPERATORS)
-            # Not hasattr: every class has a __call__, that of its metaclass.
-            if is_required and not any(member in vars(own) for own in given.__mro__):
-                missing.add(member)
+    missing = {
+        member
+        for member, value in vars(contract).items()
+        if inspect.isfunction(value)
+        and (member == "__call__" or not member.startswith("_"))
+        # Not hasattr: every class has a __call__, that of its metaclass.
+        and not any(member in vars(own) for own in given.__mro__)
+    }
     if missing:
         raise ConfigError(
             f"{setting}={path} does not implement {wanted}: it has no {', '.join(sorted(missing))}"

@@ -118,28 +118,25 @@ class Collator:
         for row in rows:
             chosen = self.select(row).in_slot_order()
             slots += [*chosen, *[None] * (width - len(chosen))]
-        questions, positions = self._question_tokens(rows, width)
-        contexts = self._context_tokens(slots, rows, width)
+        questions, positions = self._question_tokens(rows)
+        contexts = self._context_tokens(slots, rows)
         distinct: dict[tuple[int, ...], int] = {}
         context_row = [
             0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts
         ]
-        texts = TokenBatch.from_lists([list(tokens) for tokens in distinct])
-        listed = torch.tensor(context_row, dtype=torch.int64)
         namespaces = [row.namespace for row in rows for _ in range(width)]
         pairs = zip(slots, namespaces, strict=True)
         identities = [
             (0, 0) if passage is None else judgement_identity(passage, namespace)
             for passage, namespace in pairs
         ]
-        known = [
-            [judgement_identity(passage, row.namespace) for passage in row.known_positives] for row in rows
-        ]
-        known_ids, known_valid = identity_table(known)
+        known_ids, known_valid = identity_table(
+            [[judgement_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]
+        )
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
-            contexts=texts,
-            context_row=listed,
+            contexts=TokenBatch.from_lists([list(tokens) for tokens in distinct]),
+            context_row=torch.tensor(context_row, dtype=torch.int64),
             context_valid=torch.tensor([passage is not None for passage in slots], dtype=torch.bool),
             context_ids=torch.tensor(identities, dtype=torch.int64).reshape(len(slots), 2),
             positive_idx=torch.arange(len(rows), dtype=torch.int64) * width,
@@ -167,13 +164,10 @@ class Collator:
                 f"{row.namespace}: row {row.number} has no positive passage",
                 expected="at least one in positive_ctxs",
             )
-        # a generator costs as much as reading a sample
-        is_drawn = self.width > 1 or options.shuffle_positives
-        generator = (
-            None
-            if self.seed is None or not is_drawn
-            else generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
-        )
+        generator = None
+        # it costs as much as reading a sample
+        if self.seed is not None and (self.width > 1 or options.shuffle_positives):
+            generator = generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
         return select_passages(
             sample,
             num_hard=self.num_hard,
@@ -183,7 +177,7 @@ class Collator:
             exclude_gold=options.exclude_gold,
         )
 
-    def _question_tokens(self, rows: Sequence[DataRow], width: int) -> tuple[list[list[int]], list[int]]:
+    def _question_tokens(self, rows: Sequence[DataRow]) -> tuple[list[list[int]], list[int]]:
         """Token ids of the questions and where the vector of each is read, by the options of each set."""
         questions: list[list[int]] = [[] for _ in rows]
         positions = [0] * len(rows)
@@ -192,10 +186,9 @@ class Collator:
             texts = [rows[place].sample.question for place in places]
             tokens = self.tensorizer.question_tokens(texts, **options.of_questions)
             if probability := self._augmentation.mask_probability:
-                generators = [self._augmenting(rows[place], width) for place in places]
-                pairs = zip(tokens, generators, strict=True)
                 tokens = [
-                    self.tensorizer.masked(sequence, probability, generator) for sequence, generator in pairs
+                    self.tensorizer.masked(sequence, probability, self._augmenting(rows[place], self.width))
+                    for place, sequence in zip(places, tokens, strict=True)
                 ]
             read_at = self.tensorizer.representation_positions(tokens, options.selector)
             for place, sequence, position in zip(places, tokens, read_at, strict=True):
@@ -203,44 +196,36 @@ class Collator:
         return questions, positions
 
     def _context_tokens(
-        self, slots: list[AnyPassage | None], rows: Sequence[DataRow], width: int
+        self, slots: list[AnyPassage | None], rows: Sequence[DataRow]
     ) -> list[list[int] | None]:
         present = [
-            (index, passage, rows[index // width])
+            (index, passage, rows[index // self.width])
             for index, passage in enumerate(slots)
             if passage is not None
         ]
         passages = [as_encoded(passage, row.options) for _, passage, row in present]
-        if self._augmentation.crop_tokens or self._augmentation.mask_probability:
-            tokens = [
-                self._augmented(passage, self._augmenting(row, index % width), row.options.passage_prefix)
-                for (index, _, row), passage in zip(present, passages, strict=True)
-            ]
-        else:
+        augment = self._augmentation
+        if not (augment.crop_tokens or augment.mask_probability):
             tokens = self.tensorizer.passage_tokens(passages)
-        result: list[list[int] | None] = [None] * len(slots)
-        for (index, _, _), sequence in zip(present, tokens, strict=True):
-            result[index] = sequence
-        return result
+        else:
+            tokens = []
+            for (index, _, row), passage in zip(present, passages, strict=True):
+                generator = self._augmenting(row, index % self.width)
+                if augment.crop_tokens:
+                    limit = min(augment.crop_tokens, self.tensorizer.sequence_length)
+                    prefix = row.options.passage_prefix
+                    head = len(self.tensorizer.bare_tokens([prefix.strip()])[0]) if prefix else 0
+                    sequence = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=head)
+                else:
+                    (sequence,) = self.tensorizer.passage_tokens([passage])
+                if augment.mask_probability:
+                    sequence = self.tensorizer.masked(sequence, augment.mask_probability, generator)
+                tokens.append(sequence)
+        encoded = iter(tokens)
+        return [None if passage is None else next(encoded) for passage in slots]
 
     def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
         return generator_for(AUGMENT, self.seed or 0, row.lap, row.dataset, row.number, slot)
-
-    def _augmented(
-        self, passage: AnyPassage, generator: np.random.Generator, prefix: str | None
-    ) -> list[int]:
-        augment = self._augmentation
-        limit = min(augment.crop_tokens or self.tensorizer.sequence_length, self.tensorizer.sequence_length)
-        if augment.crop_tokens:
-            head = len(self.tensorizer.bare_tokens([prefix.strip()])[0]) if prefix else 0
-            tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=head)
-        else:
-            tokens = self.tensorizer.passage_tokens([passage])[0]
-        return (
-            self.tensorizer.masked(tokens, augment.mask_probability, generator)
-            if augment.mask_probability
-            else tokens
-        )
 
 
 def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
@@ -249,15 +234,11 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
     names = {options.encoder_type or "": name for name, options in sets}
     if len(names) > 1:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
-        message = (
+        raise ConfigError(
             f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside"
-            f" datasets.{other}.encoder_type={second}"
+            f" datasets.{other}.encoder_type={second} are mutually exclusive: a pool goes through the towers"
+            " as one; give both sets one encoder_type, or leave train.sampling.mixed out"
         )
-        hint = (
-            "a pool goes through the towers as one; give both sets one encoder_type, or leave"
-            " train.sampling.mixed out"
-        )
-        raise ConfigError(f"{message} are mutually exclusive: {hint}")
     return next(iter(names), "")
 
 
@@ -269,8 +250,9 @@ def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Te
     ids = np.zeros((len(distinct), most, 2), dtype=np.int64)
     valid = np.zeros((len(distinct), most), dtype=bool)
     for index, row in enumerate(distinct):
-        ids[index, : len(row)] = np.array(row, dtype=np.int64).reshape(-1, 2)
-        valid[index, : len(row)] = True
+        if row:
+            ids[index, : len(row)] = row
+            valid[index, : len(row)] = True
     return torch.from_numpy(ids), torch.from_numpy(valid)
 
 
@@ -306,10 +288,12 @@ def select_passages(
     place = 0
     if generator is not None and shuffle_positives and len(positives) > 1:
         place = int(generator.integers(len(positives)))
-    others = _draw(
-        sample.other_negatives, max(num_other, num_hard if not sample.hard_negatives else 0), generator
-    )
-    hard = _draw(sample.hard_negatives, num_hard, generator) if sample.hard_negatives else others[:num_hard]
+    if sample.hard_negatives:
+        others = _draw(sample.other_negatives, num_other, generator)
+        hard = _draw(sample.hard_negatives, num_hard, generator)
+    else:
+        others = _draw(sample.other_negatives, max(num_other, num_hard), generator)
+        hard = others[:num_hard]
     return Selection(positives[place], others[:num_other], hard)
 
 

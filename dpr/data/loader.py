@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dpr.core import lost_ranks
@@ -35,10 +35,12 @@ from dpr.data.iterators import (
 )
 from dpr.data.order import PAIRS, WORDS
 from dpr.data.settings import DataSetSettings
-from dpr.data.training_data import OpenedSets, SampleSource, is_drawn, known_document
+from dpr.data.training_data import OpenedSets, SampleSource, known_document
 from dpr.data.words import words_of
 
 Item = TypeVar("Item")
+_BATCHES_AHEAD = 4
+"""Of each worker."""
 
 
 def data_row(
@@ -52,8 +54,9 @@ def data_row(
 ) -> DataRow:
     """Reads one row of a set; in training, with a ``seed``, from a set that draws its samples the one of this
     lap."""
-    if seed is not None and is_drawn(source):
-        sample = source.drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
+    drawn = getattr(source, "drawn", None)  # of one whose rows give another sample in each lap
+    if seed is not None and drawn is not None:
+        sample = drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
         return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, lap)
     return DataRow(source[number], number, source.known_positives(number), source.name, options, dataset, lap)
 
@@ -155,21 +158,6 @@ def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
     return replace(sampling, weights=weights)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolOrder(Sampler[tuple[int, int]]):
-    """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch."""
-
-    epoch: int
-    pool: int
-    num_epochs: int
-    pools_per_epoch: int
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for epoch in range(self.epoch, self.num_epochs):
-            for pool in range(self.pool if epoch == self.epoch else 0, self.pools_per_epoch):
-                yield epoch, pool
-
-
 def _start_worker(_: int) -> None:
     ignore_in_worker()
     lost_ranks.close_in_worker()
@@ -217,14 +205,13 @@ class _ErrorsAsItems(Dataset[Item | Exception]):
 
 def pool_loader(
     dataset: PoolDataset,
-    order: PoolOrder,
+    order: Iterable[tuple[int, int]],
     *,
     num_workers: int = 1,
-    prefetch_batches: int = 4,
     pin_memory: bool = False,
 ) -> WorkerLoader[BiEncoderBatch]:
-    """Batches in the given order; with workers they are made while the model computes."""
-    ahead = prefetch_batches if num_workers else None
+    """Batches of (epoch, pool) in the given order; with workers they are made while the model computes."""
+    ahead = _BATCHES_AHEAD if num_workers else None
     return WorkerLoader(
         dataset, sampler=order, num_workers=num_workers, prefetch_factor=ahead, pin_memory=pin_memory
     )

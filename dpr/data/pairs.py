@@ -7,8 +7,8 @@ same result. What each kind makes, and what it teaches, is in docs/without_label
 
 from __future__ import annotations
 
-import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -20,12 +20,12 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.paths import user_path
-from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample, text_hash, text_sha256
+from dpr.core.records import CutPassage, KnownDocument, Passage, TrainingSample, json_sha256, text_hash
 from dpr.core.seeding import generator_for
-from dpr.core.settings import listed, suggestion
+from dpr.core.settings import Rule, check_type, listed, suggestion
 from dpr.core.user_classes import create_object
 from dpr.data.order import PAIRS
-from dpr.data.training_data import known_document
+from dpr.data.training_data import known_document, spread_rows
 from dpr.data.words import WORDS_VERSION, joined, written_spans
 from dpr.formats.corpora import DEFAULT_COLUMNS
 from dpr.formats.text_store import open_store
@@ -127,13 +127,13 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
         return dict(MIXED)
     weights = dict(given) if isinstance(given, Mapping) else dict.fromkeys(listed(given), 1.0)
     for name, weight in weights.items():
-        if not isinstance(name, str) or (name not in KINDS and ":" not in name):
+        if name not in KINDS and ":" not in str(name):
             known = f"; choose of mixed, {', '.join(KINDS)}, or module:Class"
             raise ConfigError(
                 f"{setting}={name} is not a kind of pairs{suggestion(str(name), KINDS, otherwise=known)}"
             )
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-            raise ConfigError(f"{setting}.{name}={weight!r}, expected a number above 0")
+        check_type(f"{setting}.{name}", weight, float)
+        Rule(above=0).check(f"{setting}.{name}", weight)
     if not weights:
         raise ConfigError(f"{setting} names no kind of pairs")
     return {name: float(weight) for name, weight in weights.items()}
@@ -154,11 +154,8 @@ def shortened(words: list[int], probability: float, generator: np.random.Generat
     """The words of a question, some of them dropped: at most all but two."""
     if not probability or generator.random() >= _SHORTENED:
         return words
-    kept = [
-        word
-        for word, draw in zip(words, generator.random(len(words)).tolist(), strict=True)
-        if draw >= probability
-    ]
+    draws = generator.random(len(words))
+    kept = [word for word, draw in zip(words, draws, strict=True) if draw >= probability]
     return kept if len(kept) > 1 else words
 
 
@@ -178,20 +175,9 @@ class PairMaker(Protocol):
         ...
 
 
-class Row(Protocol):
-    """A passage that pairs are cut from: its text, or its tokens in a store."""
-
-    words: Words
-    document: int
-    """64 bits that stand for the document it is of."""
-
-    def sample(self, cut: Cut, identity: tuple[int, int]) -> Any:
-        """The question and the passage that a cut takes of this row."""
-        ...
-
-
 class TextRow:
-    """A passage as text."""
+    """A passage that pairs are cut from, as text. ``document`` are 64 bits that stand for the document it is
+    of."""
 
     def __init__(self, passage: Passage, document: int) -> None:
         self.passage = passage
@@ -202,6 +188,7 @@ class TextRow:
         self.words = words_of(title, [passage.text[start:end] for start, end in self._text])
 
     def sample(self, cut: Cut, identity: tuple[int, int]) -> TrainingSample:
+        """The question and the passage that a cut takes of this row."""
         whole = self.passage
         spans = self._text
         asked = joined(whole.title, [self._title[word] for word in cut.title])
@@ -211,7 +198,57 @@ class TextRow:
         return TrainingSample(asked, (part,))
 
 
-class PseudoPairs:
+class DrawnPairs(ABC):
+    """Pairs of a corpus whose passages are texts (``PseudoPairs``), or tokens; the same numbers are drawn for
+    both."""
+
+    @property
+    @abstractmethod
+    def pairs(self) -> PseudoPairs:
+        """What is cut."""
+
+    @abstractmethod
+    def row(self, number: int) -> Any:
+        """A passage of the corpus."""
+
+    def __getitem__(self, row: int) -> Any:
+        """The pair of a row where nothing may be random, as in validation."""
+        return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
+
+    def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
+        """All passages of the row's document."""
+        return (known_document(self[row]),)
+
+    def drawn(self, row: int, generator: np.random.Generator) -> Any:
+        """A pair of a passage, or where it is empty or held back, of another one, drawn.
+
+        Raises:
+            ConfigError: a maker of the user's returned what is no pair.
+        """
+        pairs = self.pairs
+        number = pairs.corpus_row(row)
+        while not pairs.is_usable(passage := self.row(number)):
+            number = int(generator.integers(pairs.num_passages))
+        identity = passage.document, int(generator.integers(1 << 62))
+        kind = choose(pairs.kinds, passage.words, generator)
+        if kind not in pairs.makers:
+            cut = KINDS[kind][0](passage.words, generator)
+            cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator))
+            return passage.sample(cut, identity)
+
+        whole = pairs.row(number)
+        match pairs.makers[kind].pair(whole.passage, generator):
+            case None:
+                return whole.sample(KINDS["crops"][0](whole.words, generator), identity)
+            case (str(question), Passage() as made):
+                return TrainingSample(question, (CutPassage(made.text, made.title, identity=identity),))
+            case other:
+                raise ConfigError(
+                    f"{kind} returned {other!r:.80}, expected a question and a dpr.Passage, or None"
+                )
+
+
+class PseudoPairs(DrawnPairs):
     """The passages of a corpus, each of which gives a pair, another one in each lap.
 
     Args:
@@ -263,20 +300,20 @@ class PseudoPairs:
             f"words {WORDS_VERSION}",
             *["one file"] * (not self._tells_documents[0]),
         ]
-        self.corpus_fingerprint = text_sha256(json.dumps(read))
+        self.corpus_fingerprint = json_sha256(read)
         metadata = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
-        self.fingerprint = text_sha256(json.dumps(metadata, sort_keys=True))
+        self.fingerprint = json_sha256(metadata)
         """Changes with the corpus, and with what is cut from it."""
         rows = (index for index, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
-            of_few = (
-                f" among the documents held back ({held_back:g} of those of {self.num_passages:,} passages);"
-                " it takes some dozen"
-            )
-            raise InputError(
-                "has no passage with words" + of_few * (held_only and self.num_passages > 0), file=self.file
-            )
+            found = "has no passage with words"
+            if held_only and self.num_passages:
+                found += (
+                    f" among the documents held back ({held_back:g} of those of {self.num_passages:,}"
+                    " passages); it takes some dozen"
+                )
+            raise InputError(found, file=self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(PseudoPairs, self.file, name=self.name, **self._settings), ())
@@ -284,22 +321,9 @@ class PseudoPairs:
     def __len__(self) -> int:
         return len(self._held_rows) if self._held_only else len(self._store)
 
-    def __getitem__(self, row: int) -> TrainingSample:
-        """The pair of a row where nothing may be random, as in validation."""
-        return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
-
-    def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
-        """All passages of the row's document."""
-        return (known_document(self[row]),)
-
-    def drawn(self, row: int, generator: np.random.Generator) -> TrainingSample:
-        """A pair of a passage, or where it is empty or held back, of another one, drawn.
-
-        Raises:
-            ConfigError: a maker of the user's returned what is no pair.
-        """
-        sample: TrainingSample = draw(self, self.row, row, generator)
-        return sample
+    @property
+    def pairs(self) -> PseudoPairs:
+        return self
 
     def row(self, number: int) -> TextRow:
         """A passage of the corpus."""
@@ -310,8 +334,8 @@ class PseudoPairs:
         """The number of a row's passage in the corpus."""
         return self._held_rows[row] if self._held_only else row
 
-    def is_usable(self, row: Row) -> bool:
-        """Whether the passage has words, and is on the side of the corpus that was asked for."""
+    def is_usable(self, row: TextRow) -> bool:
+        """Whether the passage, as text or as tokens, has words, and is on the side of the corpus that was asked for."""
         is_held = (row.document >> 20) % 10_000 < 10_000 * self._held_back
         return row.words.text > 0 and is_held == self._held_only
 
@@ -329,27 +353,23 @@ class PseudoPairs:
 
     def _document_of(self, passage: Passage) -> int:
         """That of its file or address; else that of its title; else its own."""
-        key = next(
-            (
-                key
-                for key, tells in zip(_documents(passage), self._tells_documents, strict=True)
-                if key and tells
-            ),
-            "",
-        )
-        return text_hash(f"document {key}" if key else f"passage {passage.id}") - (1 << 63)
+        name = f"passage {passage.id}"
+        for key, tells in zip(_documents(passage), self._tells_documents, strict=True):
+            if key and tells:
+                name = f"document {key}"
+                break
+        return text_hash(name) - (1 << 63)
 
     @cached_property
     def _tells_documents(self) -> list[bool]:
         """Of files and of titles: not where so many share one that hardly any would be a negative. Judged by
         a sample."""
-        rows = (
-            np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist()
-            if self.num_passages
-            else []
-        )
-        documents = zip(*(_documents(next(self._store.passages(row, row + 1))) for row in rows), strict=True)
-        counts = [Counter(filter(None, keys)) for keys in documents] or [Counter(), Counter()]
+        counts = Counter[str](), Counter[str]()
+        rows = spread_rows(self.num_passages, _LOOKED_AT)
+        for row in rows:
+            for count, key in zip(counts, _documents(next(self._store.passages(row, row + 1))), strict=True):
+                if key:
+                    count[key] += 1
         return [
             max(count.values(), default=0) <= max(share * len(rows), 1)
             for count, share in zip(counts, _LARGEST, strict=True)
@@ -358,35 +378,3 @@ class PseudoPairs:
 
 def _documents(passage: Passage) -> tuple[str, str]:
     return (passage.origin.url or passage.origin.file) if passage.origin else "", passage.title
-
-
-def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: np.random.Generator) -> Any:
-    """The pair of a row, from its text or its tokens, whichever ``row_of`` gives; the same numbers are drawn
-    for both."""
-    number = pairs.corpus_row(row)
-    while not pairs.is_usable(passage := row_of(number)):
-        number = int(generator.integers(pairs.num_passages))
-    identity = passage.document, int(generator.integers(1 << 62))
-    kind = choose(pairs.kinds, passage.words, generator)
-    if kind in pairs.makers:
-        return _of_maker(pairs.makers[kind], kind, pairs.row(number), identity, generator)
-    cut = KINDS[kind][0](passage.words, generator)
-    cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator))
-    return passage.sample(cut, identity)
-
-
-def _of_maker(
-    maker: PairMaker, kind: str, row: TextRow, identity: tuple[int, int], generator: np.random.Generator
-) -> TrainingSample:
-    made = maker.pair(row.passage, generator)
-    if made is None:
-        return row.sample(KINDS["crops"][0](row.words, generator), identity)
-    if not (
-        isinstance(made, tuple)
-        and len(made) == 2
-        and isinstance(made[0], str)
-        and isinstance(made[1], Passage)
-    ):
-        raise ConfigError(f"{kind} returned {made!r:.80}, expected a question and a dpr.Passage, or None")
-    question, passage = made
-    return TrainingSample(question, (CutPassage(passage.text, passage.title, identity=identity),))

@@ -45,15 +45,13 @@ class TextOptions(Settings):
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        prompts = {f"prompts.{name}": text for name, text in self.prompts.items()}
-        for name, text in (
-            {key: getattr(self, key) for key in ("query_prompt", "passage_prompt", "title_template")}
-            | prompts
-        ).items():
-            is_text = isinstance(text, str) and not any("\ud800" <= letter <= "\udfff" for letter in text)
-            if not is_text and not (text is None and name not in prompts):
+        texts: dict[str, Any] = {f"prompts.{name}": text for name, text in self.prompts.items()}
+        for name in ("query_prompt", "passage_prompt", "title_template"):
+            texts[name] = getattr(self, name) or ""
+        for name, text in texts.items():
+            if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise ConfigError(f"{prefix}{name}={text!r} is not a text")
-            if text is not None and len(text) > LONGEST_PROMPT:
+            if len(text) > LONGEST_PROMPT:
                 raise ConfigError(
                     f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are read"
                 )
@@ -88,12 +86,8 @@ class TextSettings(TextOptions):
         if name is None:
             return self.query_prompt
         if name not in self.prompts:
-            known = (
-                f"it has {', '.join(sorted(self.prompts))}"
-                if self.prompts
-                else "it has none; set encoder.prompts in training"
-            )
-            raise ConfigError(f"prompt={name} is not a prompt of the model; {known}")
+            known = ", ".join(sorted(self.prompts)) or "none; set encoder.prompts in training"
+            raise ConfigError(f"prompt={name} is not a prompt of the model; it has {known}")
         return self.prompts[name]
 
     def agreed_prefix(self, prefix: str | None, prompt: str, *, key: str) -> str | None:
@@ -124,16 +118,6 @@ class TextSettings(TextOptions):
     def head(self, title: str) -> str:
         """What ``title_template`` puts before the text of a passage with this title."""
         return self.title_template.removesuffix("{text}").replace("{title}", title)
-
-
-def check_selector_type(selector: int | str | None) -> None:
-    """Raises ConfigError for what cannot be a selector, whatever the tokenizer."""
-    if selector is None or (isinstance(selector, str) and selector):
-        return
-    if type(selector) is not int:
-        raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
-    if selector < 0:
-        raise ConfigError(f"selector={selector} is out of range; positions are counted from 0")
 
 
 @dataclass
@@ -219,7 +203,6 @@ class DataSetSettings(Settings):
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        check_selector_type(self.selector)
         if self.pairs is not None and self.reader is not None:
             raise ConfigError(
                 f"{prefix}pairs and {prefix}reader are mutually exclusive; leave one of them out"
@@ -261,7 +244,6 @@ class DataSetSettings(Settings):
     def metadata(self, name: str) -> dict[str, Any]:
         """What decides the batches of the set ``name``, under the names that checkpoints and token stores
         have for it."""
-        later = {"passage_prefix": self.passage_prefix or None, "weight": self.weight, "prompt": self.prompt}
         return {
             "namespace": name,
             "query_prefix": self.before_questions(),
@@ -272,8 +254,9 @@ class DataSetSettings(Settings):
             "normalize": self.normalize,
             "exclude_gold": self.exclude_gold,
             "loss_scale": self.loss_weight,
-            # so that those of earlier versions compare equal
-            **{key: value for key, value in later.items() if value is not None},
+            "passage_prefix": self.passage_prefix or None,
+            "weight": self.weight,
+            "prompt": self.prompt,
         }
 
     def stored_metadata(self, name: str, text: TextSettings) -> dict[str, Any]:
@@ -281,4 +264,4 @@ class DataSetSettings(Settings):
         text settings."""
         metadata = self.metadata(name)
         stored = ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")
-        return {key: metadata[key] for key in stored if key in metadata} | text.stored_metadata(self.prompt)
+        return {key: metadata[key] for key in stored} | text.stored_metadata(self.prompt)

@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, warn_once
-from dpr.core.records import Passage, StoredPassage
-from dpr.data.settings import TextSettings, check_selector_type
+from dpr.core.records import Passage, StoredPassage, json_sha256
+from dpr.data.settings import TextSettings
 from dpr.data.text import (
     JoinRule,
     PresentedPassage,
     check_room,
     decorate_question,
     presented,
-    split_tokens,
 )
 from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
 
@@ -67,16 +65,16 @@ class Tensorizer:
         self.question_length = question_length or sequence_length
         self.special_tokens = tuple(special_tokens)
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        for key, length, is_pair in (
-            ("sequence", sequence_length, True),
-            ("question", self.question_length, False),
+        for key, length, what in (
+            ("sequence", sequence_length, "a title and a text"),
+            ("question", self.question_length, "a question"),
         ):
-            if length < (needed := self.tokenizer.num_special_tokens_to_add(pair=is_pair)):
-                found = (
-                    f"is less than the {needed} special tokens of"
-                    f" {'a title and a text' if is_pair else 'a question'}"
+            needed = self.tokenizer.num_special_tokens_to_add(pair=key == "sequence")
+            if length < needed:
+                raise ConfigError(
+                    f"encoder.{key}_length={length} is less than the {needed} special tokens of {what}; set it"
+                    f" to {needed} or more"
                 )
-                raise ConfigError(f"encoder.{key}_length={length} {found}; set it to {needed} or more")
         self.text = TextSettings()
         """Prompts, title template and apostrophe rule; ``present`` sets others."""
 
@@ -171,8 +169,7 @@ class Tensorizer:
     @property
     def fingerprint(self) -> str:
         """Changes with the vocabulary, the normalisation rules and the lengths."""
-        settings = json.dumps([self._state(), self.sequence_length, self.question_length], sort_keys=True)
-        return sha256(settings.encode()).hexdigest()[:16]
+        return json_sha256([self._state(), self.sequence_length, self.question_length])[:16]
 
     @property
     def vocabulary_fingerprint(self) -> str:
@@ -180,8 +177,7 @@ class Tensorizer:
         are added."""
         from tokenizers import __version__
 
-        settings = json.dumps([self._state(), type(self.tokenizer).__name__, __version__], sort_keys=True)
-        return sha256(settings.encode()).hexdigest()[:32]
+        return json_sha256([self._state(), type(self.tokenizer).__name__, __version__])[:32]
 
     @property
     def largest_id(self) -> int:
@@ -227,17 +223,10 @@ class Tensorizer:
         Vocabularies of bytes and characters lack nothing; theirs may have a token of that name that serves as
         another special one too.
         """
-        names = (
-            "bos_token_id",
-            "eos_token_id",
-            "pad_token_id",
-            "cls_token_id",
-            "sep_token_id",
-            "mask_token_id",
-        )
         unknown = self.tokenizer.unk_token_id
         count = int((~self._is_special[tokens]).sum())
-        if unknown is None or unknown in [getattr(self.tokenizer, name) for name in names]:
+        names = dict(self.tokenizer.special_tokens_map)
+        if unknown is None or names.pop("unk_token") in names.values():
             return 0.0, count
         num_unknown = int((tokens == unknown).sum())
         return num_unknown / max(count + num_unknown, 1), count + num_unknown
@@ -269,21 +258,20 @@ class Tensorizer:
 
         Questions of a token store (token ids) have their prompt, prefix and suffix in them.
         """
-        rule = self._rule() if any(not isinstance(question, str) for question in questions) else None
-        decorated = {"prompt": prompt, "prefix": prefix, "suffix": suffix}
         texts = [
-            self.question_text(question, **decorated) for question in questions if isinstance(question, str)
+            self.question_text(question, prompt=prompt, prefix=prefix, suffix=suffix)
+            for question in questions
+            if isinstance(question, str)
         ]
         encoded = iter(self._encode(texts, None, self.question_length))
-        return [
-            (
-                next(encoded)
-                if isinstance(question, str) or rule is None
-                else rule.join(None, question, self.question_length)
-            )
-            or self.empty_tokens
-            for question in questions
-        ]
+        result = []
+        for question in questions:
+            if isinstance(question, str):
+                tokens = next(encoded)
+            else:
+                tokens = self._rule().join(None, question, self.question_length)
+            result.append(tokens or self.empty_tokens)
+        return result
 
     def passage_tokens(self, passages: Sequence[Passage | StoredPassage]) -> list[list[int]]:
         """Token ids of passages, special tokens included. The text is stripped, the title is not."""
@@ -324,12 +312,15 @@ class Tensorizer:
         the text.
         """
         shown = [presented(passage, self.text) for passage in passages]
-        if self.text.title_template:
-            parts = split_tokens(self.tokenizer, shown)
-            return [
-                (head if passage.title else None, text)
-                for passage, (head, text) in zip(passages, parts, strict=True)
-            ]
+        if self.text.title_template and passages:
+            encoded = self._tokenize(
+                [each.text for each in shown], add_special_tokens=False, truncation=False, verbose=False
+            )
+            parts: list[tuple[list[int] | None, list[int]]] = []
+            for each, encoding in zip(shown, encoded.encodings, strict=True):
+                place = sum(end <= each.head for _, end in encoding.offsets) if each.head else 0
+                parts.append((encoding.ids[:place] if each.head else None, encoding.ids[place:]))
+            return parts
         texts = self.bare_tokens([each.text for each in shown])
         titles = dict.fromkeys(each.title for each in shown if each.title)
         title_tokens = dict(zip(titles, self.bare_tokens(list(titles)), strict=True))
@@ -385,18 +376,19 @@ class Tensorizer:
 
     def check_selector(self, selector: int | str | None) -> None:
         """Raises ConfigError unless it is a position inside a question or a token of the vocabulary."""
-        check_selector_type(selector)
-        if isinstance(selector, int) and selector >= self.question_length:
+        if selector is None:
+            return
+        if isinstance(selector, str) and selector:
+            if self.tokenizer.convert_tokens_to_ids(selector) in (None, self.tokenizer.unk_token_id):
+                raise ConfigError(
+                    f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens"
+                )
+        elif type(selector) is not int:
+            raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
+        elif not 0 <= selector < self.question_length:
             raise ConfigError(
                 f"selector={selector} is out of range; questions have at most {self.question_length} tokens,"
                 " counted from 0"
-            )
-        if isinstance(selector, str) and self.tokenizer.convert_tokens_to_ids(selector) in (
-            None,
-            self.tokenizer.unk_token_id,
-        ):
-            raise ConfigError(
-                f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens"
             )
 
     @property

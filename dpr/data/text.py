@@ -99,53 +99,25 @@ def presented(passage: Passage, text: TextSettings) -> PresentedPassage:
     return PresentedPassage("", head + body, len(head))
 
 
-def tokens_before(encoding: Any, characters: int) -> int:
-    """How many tokens of a text end within its first ``characters`` characters; special tokens do not
-    count."""
-    spans = zip(encoding.offsets, encoding.sequence_ids, strict=True)
-    ends = [end for (_, end), segment in spans if segment is not None]
-    return next((index for index, end in enumerate(ends) if end > characters), len(ends))
-
-
-def split_tokens(tokenizer: Any, passages: Sequence[PresentedPassage]) -> list[tuple[list[int], list[int]]]:
-    """Token ids of each text, without special tokens and uncut: those of its head, and the rest."""
-    if not passages:
-        return []
-    encodings = tokenizer(
-        [passage.text for passage in passages], add_special_tokens=False, truncation=False, verbose=False
-    ).encodings
-    places = [
-        tokens_before(encoding, passage.head) if passage.head else 0
-        for encoding, passage in zip(encodings, passages, strict=True)
-    ]
-    return [
-        (encoding.ids[:place], encoding.ids[place:])
-        for encoding, place in zip(encodings, places, strict=True)
-    ]
-
-
 def check_room(tokenizer: Any, text: TextSettings, lengths: Mapping[str, int]) -> None:
     """Raises ConfigError where a prompt would be cut at ``lengths``: lengths by the names of their settings,
     ``..question_length`` that of questions.
 
     A title, and the prompt before it, may have to do with half the room.
     """
-    of_questions = {
-        "query_prompt": text.query_prompt,
-        **{f"prompts.{name}": prompt for name, prompt in text.prompts.items()},
-    }
+    of_questions = {f"prompts.{name}": prompt for name, prompt in text.prompts.items()}
+    of_questions["query_prompt"] = text.query_prompt
     for key, length in lengths.items():
         is_pair = not key.endswith("question_length")
         for name, prompt in ({"passage_prompt": text.passage_prompt} if is_pair else of_questions).items():
-            if prompt and tokenizer.truncation_side == "left":
-                message = (
+            if not prompt:
+                continue
+            if tokenizer.truncation_side == "left":
+                raise ConfigError(
                     f"encoder.{name}={prompt!r} would be cut off, since the tokenizer cuts texts at their"
-                    " beginning"
+                    ' beginning; set "truncation_side": "right" in its tokenizer_config.json'
                 )
-                raise ConfigError(f'{message}; set "truncation_side": "right" in its tokenizer_config.json')
-            size = (
-                len(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]) if prompt else 0
-            )
+            size = len(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
             needed = tokenizer.num_special_tokens_to_add(pair=is_pair) + size * (1 + is_pair) + 1
             if size and length < needed:
                 raise ConfigError(
@@ -217,10 +189,12 @@ class JoinRule:
         if len(first) + len(rest) > room:
             kept = min(len(first), room // 2)
             start = int(generator.integers(max(len(rest) - (room - kept), 0) + 1))
-            window = slice(start, start + room - kept)
-            title, text = (
-                (None, [*first[:kept], *rest[window]]) if title is None else (first[:kept], rest[window])
-            )
+            first = first[:kept]
+            text = rest[start : start + room - kept]
+            if title is None:
+                text = [*first, *text]
+            else:
+                title = first
         return self.join(title, text, max_length)
 
     def _cut(self, tokens: Sequence[int], kept: int) -> Sequence[int]:

@@ -278,9 +278,8 @@ def append_end_token(tokenizer: Any) -> None:
     backend = tokenizer.backend_tokenizer
     state = json.loads(backend.to_str())
     processor = state["post_processor"]
-    parts = [processor] if processor is not None else []
-    if processor is not None and processor["type"] == "Sequence":
-        parts = processor["processors"]
+    # of a sequence, what it is made of
+    parts: list[Any] = [] if processor is None else processor.get("processors", [processor])
     others = [part for part in parts if part["type"] != "TemplateProcessing"]
     if strange := [part["type"] for part in others if part["type"] != "ByteLevel"]:
         raise ConfigError(

@@ -12,7 +12,7 @@ A row of a corpus's store has one positive, the passage, and as its question the
 
 from __future__ import annotations
 
-import json
+from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,19 @@ from dpr.core.cores import usable_cores
 from dpr.core.errors import ConfigError
 from dpr.core.logs import Progress, get_logger
 from dpr.core.records import (
-    KnownDocument,
     PassageTokens,
     StoredPassage,
     StoredSample,
     StoreFacts,
     TrainingSample,
-    text_sha256,
+    json_sha256,
 )
-from dpr.core.seeding import generator_for
 from dpr.data.collator import as_encoded, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
-from dpr.data.order import PAIRS
-from dpr.data.pairs import Cut, PseudoPairs, Words, draw
+from dpr.data.pairs import Cut, DrawnPairs, PseudoPairs, Words
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.training_data import known_document
+from dpr.data.training_data import spread_rows
 from dpr.data.words import written_spans
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
@@ -82,7 +79,7 @@ class _Stored:
 
     def equals_text(self, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
         """Compares some rows, spread over the set, with the tokens of their text."""
-        for row in np.unique(np.linspace(0, len(self) - 1, _COMPARED_ROWS).astype(int)).tolist():
+        for row in spread_rows(len(self), _COMPARED_ROWS):
             sample = self[row]
             text = self.text[row]
             question = tensorizer.question_tokens([text.question], **options.of_questions)
@@ -139,21 +136,6 @@ class TokensOfWordsError(ConfigError):
     """A tokenizer does not keep words apart."""
 
 
-def is_changed_after_the_cut(pairs: PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
-    """Whether a class of the user's makes pairs, or texts get a prompt or are normalised, so that the tokens of
-    the corpus are of no use."""
-    text = tensorizer.text
-    return bool(
-        pairs.makers
-        or text.plain_apostrophes
-        or text.passage_prompt
-        or text.question_prompt(None)
-        or options.normalize
-        or options.passage_prefix
-        or any(options.of_questions.values())
-    )
-
-
 class TokenRow:
     """A passage as its tokens."""
 
@@ -187,7 +169,7 @@ class TokenRow:
         return StoredSample(question, (passage,), (), ())
 
 
-class StoredPairs(_Stored):
+class StoredPairs(DrawnPairs, _Stored):
     """``PseudoPairs`` whose rows come as tokens."""
 
     text: PseudoPairs
@@ -195,19 +177,12 @@ class StoredPairs(_Stored):
     def __len__(self) -> int:
         return len(self.text)
 
-    def __getitem__(self, row: int) -> StoredSample:
-        return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
-
-    def drawn(self, row: int, generator: np.random.Generator) -> StoredSample:
-        sample: StoredSample = draw(self.text, self.row, row, generator)
-        return sample
+    @property
+    def pairs(self) -> PseudoPairs:
+        return self.text
 
     def row(self, number: int) -> TokenRow:
-        """A passage of the corpus."""
         return TokenRow(self._store[number])
-
-    def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
-        return (known_document(self[row]),)
 
     @staticmethod
     def add_rows(
@@ -248,18 +223,14 @@ def _tokens_of_words(texts: list[str], tensorizer: Tensorizer) -> list[tuple[lis
     counted = []
     for text, encoding in zip(texts, encoded.encodings, strict=True):
         spans = written_spans(text)
-        places = (
-            np.searchsorted(
-                [start for start, _ in spans], [start for start, _ in encoding.offsets], side="right"
-            )
-            - 1
-        )
+        starts = [start for start, _ in spans]
+        places = [bisect_right(starts, start) - 1 for start, _ in encoding.offsets]
         if any(
             place < 0 or end > spans[place][1]
-            for place, (_, end) in zip(places.tolist(), encoding.offsets, strict=True)
+            for place, (_, end) in zip(places, encoding.offsets, strict=True)
         ):
             raise TokensOfWordsError("a token reaches over two words")
-        lengths = np.bincount(places, minlength=len(spans))
+        lengths = np.bincount(np.array(places, dtype=int), minlength=len(spans))
         if lengths.size and lengths.max() > _LENGTH:
             raise TokensOfWordsError("a word has too many tokens")
         counted.append((list(encoding.ids), lengths.tolist()))
@@ -295,13 +266,31 @@ def open_tokens(
             text.name,
         )
         return text
-    if isinstance(text, PseudoPairs) and is_changed_after_the_cut(text, tensorizer, options):
+    of_model = tensorizer.text
+    # by a class of the user's, a prompt or a cleaning, for which the tokens of the corpus are of no use
+    if isinstance(text, PseudoPairs) and (
+        text.makers
+        or of_model.plain_apostrophes
+        or of_model.passage_prompt
+        or of_model.question_prompt(None)
+        or options.normalize
+        or options.passage_prefix
+        or any(options.of_questions.values())
+    ):
         logger.info("%s: pairs are cut from the text, since it is changed after that", text.name)
         return text
-    metadata = store_metadata(text, tensorizer, options)
-    key = text_sha256(json.dumps(metadata, sort_keys=True))[:32]
-    target = cache_root(folder) / f"tokens-{key}"
+    # everything that decides what a store holds
     kind: Any = StoredPairs if isinstance(text, PseudoPairs) else StoredTokens
+    metadata: StoreFacts = {
+        "kind": "tokens of a corpus" if kind is StoredPairs else "token store",
+        "layout": LAYOUT_VERSION,
+        "text": text.corpus_fingerprint if isinstance(text, PseudoPairs) else text.fingerprint,
+        "rows": text.block_ends()[-1],
+        "vocabulary": tensorizer.vocabulary_fingerprint,
+        "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
+        **options.stored_metadata(text.name, tensorizer.text),
+    }
+    target = cache_root(folder) / f"tokens-{json_sha256(metadata)[:32]}"
 
     try:
         if build:
@@ -325,22 +314,6 @@ def open_tokens(
         return text
     logger.debug("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
     return stored
-
-
-def store_metadata(
-    text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings
-) -> StoreFacts:
-    """Everything that decides what a store holds."""
-    is_corpus = isinstance(text, PseudoPairs)
-    return {
-        "kind": "tokens of a corpus" if is_corpus else "token store",
-        "layout": LAYOUT_VERSION,
-        "text": text.corpus_fingerprint if isinstance(text, PseudoPairs) else text.fingerprint,
-        "rows": text.block_ends()[-1],
-        "vocabulary": tensorizer.vocabulary_fingerprint,
-        "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
-        **options.stored_metadata(text.name, tensorizer.text),
-    }
 
 
 def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -52,17 +52,10 @@ OpenedSets = list[tuple[SampleSource, DataSetSettings]]
 """Data sets with their options. Ids of passages count within sets of one name."""
 
 
-class DrawnSource(SampleSource, Protocol):
-    """One whose rows give another sample in each lap."""
-
-    def drawn(self, row: int, generator: np.random.Generator) -> AnySample:
-        """The sample of a row, with one positive; all that is random comes from ``generator``."""
-        ...
-
-
-def is_drawn(source: SampleSource) -> TypeGuard[DrawnSource]:
-    """Whether its rows give another sample in each lap."""
-    return hasattr(source, "drawn")
+def spread_rows(size: int, count: int) -> list[int]:
+    """``count`` rows that are spread over ``size``, in order; all of them where there are fewer."""
+    rows: list[int] = np.linspace(0, size - 1, min(count, size)).astype(int).tolist()
+    return rows
 
 
 def known_document(sample: AnySample) -> KnownDocument:
@@ -88,8 +81,8 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
     is_one = not isinstance(sets, list | tuple) or any(map(_is_row, sets))
     opened: list[Any] = []
     taken: set[str] = set()
-    for item in [sets] if is_one or (isinstance(sets, tuple) and _is_pair(sets)) else sets:
-        source, *options = item if isinstance(item, tuple) and _is_pair(item) else (item,)
+    for item in [sets] if is_one or _is_pair(sets) else sets:
+        source, *options = item if _is_pair(item) else (item,)
         if not hasattr(source, "fingerprint") or hasattr(source, "column_names"):
             stem = Path(source).name.split(".")[0] if isinstance(source, str | Path) else ""
             plain = stem if stem.isidentifier() else name
@@ -123,9 +116,10 @@ def _is_row(item: Any) -> bool:
     return hasattr(item, "texts") and not hasattr(item, "fingerprint")
 
 
-def _is_pair(item: tuple[Any, ...]) -> bool:
+def _is_pair(item: Any) -> bool:
     return (
-        len(item) == 2
+        isinstance(item, tuple)
+        and len(item) == 2
         and not isinstance(item[1], str | Path | Mapping | list)
         and not hasattr(item[1], "__getitem__")
     )

@@ -13,12 +13,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import regex
 
-from dpr.core.errors import ConfigError
 from dpr.core.logs import counted
 
 WORDS_VERSION = 2
@@ -85,7 +84,6 @@ def joined(text: str, spans: Sequence[tuple[int, int]]) -> str:
 NEAR_DUPLICATE = 0.8
 """Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
 _WORD = re.compile(r"\w+")
-_Member = TypeVar("_Member")
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -93,7 +91,7 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(split_words(text.casefold(), _WORD))
 
 
-def jaccard(first: frozenset[_Member], second: frozenset[_Member]) -> float:
+def jaccard(first: frozenset[Any], second: frozenset[Any]) -> float:
     """Common members as a share of all; 0 for two empty sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common) if common else 0.0
@@ -104,7 +102,7 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
     itself.
 
     A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard
-    similarity of their sets reaches ``threshold``. The search is exact, not sampled: two sets that similar
+    similarity of their sets reaches ``threshold``, above 0. The search is exact, not sampled: two sets that similar
     must share one of their rarest members (prefix filtering as in Bayardo, Ma and Srikant, "Scaling up all
     pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a member of
     its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the
@@ -112,12 +110,7 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
 
     A text of ten or more words with one word changed is always found at the default threshold. Texts without
     any word are kept.
-
-    Raises:
-        ConfigError: ``threshold`` is not in (0, 1].
     """
-    if not 0 < threshold <= 1:
-        raise ConfigError(f"threshold={threshold} is out of range; it must be above 0 and at most 1")
     original: list[int | None] = []
     register: defaultdict[int, list[int]] = defaultdict(list)
     kept: dict[int, frozenset[int]] = {}

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from dpr.core.distributed import (
 )
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.logs import Progress, get_logger
-from dpr.core.records import text_sha256
+from dpr.core.records import json_sha256
 from dpr.embedding.encode import CorpusTokens, TokenBudget, default_batch_tokens, encode_within_memory
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
@@ -133,7 +132,7 @@ def shard_metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig,
     tokens += [source.passage_prefix] if source.passage_prefix else []
     return {
         "model_fingerprint": model.fingerprint,
-        "settings_fingerprint": text_sha256(json.dumps(tokens, sort_keys=True))[:32],
+        "settings_fingerprint": json_sha256(tokens)[:32],
         "encoder_type": config.encoder_type,
         "similarity": "dot",
         "precision": config.precision,

@@ -3,7 +3,6 @@ any program, -> metrics and a table."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,7 +13,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.machine import launched
-from dpr.core.records import Passage, Question, text_sha256
+from dpr.core.records import Passage, Question, json_sha256
 from dpr.data.words import WORDS_VERSION
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -405,7 +404,7 @@ def _evaluate_set(
 
 
 def _cached(cache: Path, name: str, metadata: Any) -> Path:
-    return cache / f"{name}-{text_sha256(json.dumps(metadata, sort_keys=True))[:16]}"
+    return cache / f"{name}-{json_sha256(metadata)[:16]}"
 
 
 def _evaluate_run_file(config: EvaluateConfig) -> None:

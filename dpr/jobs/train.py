@@ -29,7 +29,14 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
-from dpr.training.assembly import BiEncoderTrainer, Named, as_tokens, make_loss, user_data
+from dpr.training.assembly import (
+    BiEncoderTrainer,
+    Named,
+    as_tokens,
+    check_metric_names,
+    make_loss,
+    user_data,
+)
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run
@@ -69,7 +76,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             on_main(lambda: require_writable(output_dir, folder=True))
         named = Named.of(config)
         if train_sources:
-            named.check_metric_names(config, [source.name for source in dev_sources])
+            check_metric_names(named.validations, config, [source.name for source in dev_sources])
         seed_everything(config.seed)
         model = build_model(config).to(device)
         if train_sources:

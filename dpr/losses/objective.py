@@ -17,15 +17,9 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
+from dpr.core.logs import get_logger, warn_once
 from dpr.core.records import WHOLE_DOCUMENT
-from dpr.losses.candidates import (
-    CANDIDATE_RULES,
-    MASKED_SCORE,
-    Candidates,
-    GuideVectors,
-    names_of,
-)
+from dpr.losses.candidates import MASKED_SCORE, Candidates, GuideVectors, names_of
 from dpr.losses.nll import nll_of_columns
 from dpr.losses.protocol import (
     CONTEXTS,
@@ -74,12 +68,11 @@ class StoredVectors:
         index = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
         rows = self._rows[index]
         is_found = self._keys[index] == wanted
-        vectors = np.zeros(
-            (len(wanted), self.dimension), dtype=np.result_type(np.float32, self._chunks[0].dtype)
-        )
+        dtype = np.result_type(np.float32, self._chunks[0].dtype)
+        vectors = np.zeros((len(wanted), self.dimension), dtype)
         chunk_of = np.searchsorted(self._starts, rows, side="right") - 1
         for hit in np.flatnonzero(is_found):
-            chunk = int(chunk_of[hit])
+            chunk = chunk_of[hit]
             vectors[hit] = self._chunks[chunk][rows[hit] - self._starts[chunk]]
         return is_found, vectors
 
@@ -96,7 +89,6 @@ class Nll(Term):
 
     def __init__(self, *, guide: StoredVectors | None, threshold: float, max_scores: int) -> None:
         self._guide = guide
-        self._has_warned = False
         self._threshold = threshold
         self._max_scores = max_scores
 
@@ -107,11 +99,11 @@ class Nll(Term):
         guide = None
         if self._guide is not None:
             is_found, found = self._guide.find(pool.ids)
-            if not is_found.any() and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
+            if not is_found.any():
+                warn_once(
+                    logger,
                     "no passage of this batch has a vector in loss.guide; the training data must name passages"
-                    " by the ids of its shards"
+                    " by the ids of its shards",
                 )
             lengths = np.linalg.norm(found, axis=1, keepdims=True)
             found = found / np.where(lengths > 0, lengths, 1.0).astype(np.float32)
@@ -164,13 +156,12 @@ class Distillation(Term):
         scores = pool.own_scores
         given = batch.teacher_scores
         if given is None:
-            given = torch.full((scores.numel(),), torch.nan)
+            given = torch.full(batch.context_valid.shape, torch.nan)
         given = given.where(batch.context_valid, torch.nan).view_as(scores)
         if settings.kl_weight and not self._has_warned:
             divisor = settings.teacher_temperature
-            spread = float(
-                (given.nan_to_num(-torch.inf).amax(1) - given.nan_to_num(torch.inf).amin(1)).amax()
-            )
+            highest = given.nan_to_num(-torch.inf).amax(1)
+            spread = float((highest - given.nan_to_num(torch.inf).amin(1)).amax())
             if spread > WIDEST_SPREAD * divisor:
                 self._has_warned = True
                 logger.warning(
@@ -339,23 +330,18 @@ class Objective(Loss):
         user_terms: Sequence[tuple[float, Term]] = (),
         max_scores: int = 1 << 22,
     ) -> None:
-        if candidates not in CANDIDATE_RULES:
-            raise ValueError(f"candidates={candidates!r} is not known, expected 'distinct' or 'dpr'")
         self.settings = settings
         self.candidates = candidates
         self._normalize = normalize
-        self.terms: list[tuple[float, Term]] = []
-        if settings.nll_weight:
-            nll = Nll(guide=guide, threshold=settings.guide_threshold, max_scores=max_scores)
-            self.terms.append((settings.nll_weight, nll))
-        if settings.symmetric_weight:
-            symmetric = Symmetric(candidates=candidates, max_scores=max_scores)
-            self.terms.append((settings.symmetric_weight, symmetric))
-        if settings.uses_teacher_scores:
-            self.terms.append((1.0, Distillation(settings)))  # it weighs its two kinds itself
+        nll = Nll(guide=guide, threshold=settings.guide_threshold, max_scores=max_scores)
+        terms: list[tuple[float, Term]] = [
+            (settings.nll_weight, nll),
+            (settings.symmetric_weight, Symmetric(candidates=candidates, max_scores=max_scores)),
+            (float(settings.uses_teacher_scores), Distillation(settings)),  # it weighs its two kinds itself
+        ]
         if teacher is not None:
-            self.terms.append((1.0, Embedding(teacher)))
-        self.terms += user_terms
+            terms.append((1.0, Embedding(teacher)))
+        self.terms = [(weight, term) for weight, term in [*terms, *user_terms] if weight]
         self._needed = frozenset[str]().union(*(term.needs for _, term in self.terms))
         self.needs = self._needed & GATHERED
         self.reads_passages = any(term.reads_passages for _, term in self.terms)
@@ -367,27 +353,26 @@ class Objective(Loss):
         widths = self.settings.dimensions
         if widths is None:
             return self._sum(questions, pool, batch)
-        results = {}
+        losses = list[Tensor]()
         for width in widths:
             narrow = replace(
                 pool,
                 contexts=self._prefix(pool.contexts, width),
                 questions=self._prefix(pool.questions, width),
             )
-            results[width] = self._sum(self._prefix(questions, width), narrow, batch)
-        return LossResult(
-            _added([result.losses for result in results.values()]), results[max(widths)].correct
-        )
+            result = self._sum(self._prefix(questions, width), narrow, batch)
+            losses.append(result.losses)
+            if width == max(widths):
+                correct = result.correct
+        return LossResult(_added(losses), correct)
 
     def _prefix(self, vectors: Tensor, width: int) -> Tensor:
         """The first ``width`` dimensions, of length 1 again if the vectors have it."""
-        if width == vectors.shape[1]:
-            return vectors
-        return (
-            torch.nn.functional.normalize(vectors[:, :width], dim=1)
-            if self._normalize
-            else vectors[:, :width]
-        )
+        if width < vectors.shape[1]:
+            vectors = vectors[:, :width]
+            if self._normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=1)
+        return vectors
 
     def _sum(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
         """The weighted sum of the terms for vectors of one width."""
@@ -401,11 +386,9 @@ class Objective(Loss):
                 correct = part.correct if correct is None else correct
                 part = part.losses
             if not isinstance(part, Tensor) or part.shape != (len(batch),):
-                shape = (
-                    f"losses of shape {tuple(part.shape)}"
-                    if isinstance(part, Tensor)
-                    else f"a {type(part).__name__}"
-                )
+                shape = f"a {type(part).__name__}"
+                if isinstance(part, Tensor):
+                    shape = f"losses of shape {tuple(part.shape)}"
                 raise ConfigError(
                     f"the term {type(term).__name__} returned {shape}; expected one loss per question,"
                     f" ({len(batch)},)"

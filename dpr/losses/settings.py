@@ -4,11 +4,20 @@ of the configuration."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, Settings, listed, setting, split_entry
+from dpr.core.settings import (
+    CONTENT,
+    IDENTITY,
+    Rule,
+    Settings,
+    check_type,
+    listed,
+    setting,
+    split_entry,
+)
 
 _WEIGHTS = ("nll_weight", "symmetric_weight", "kl_weight", "margin_mse_weight")
 
@@ -66,19 +75,17 @@ class ObjectiveSettings(Settings):
             if ":" not in path:
                 own = f"; its weight is loss.{path}_weight" if f"{path}_weight" in _WEIGHTS else ""
                 raise ConfigError(f"loss.terms={path} is not a user-defined term, module:Class{own}")
-            if type(weight) not in (int, float) or not 0 < weight < float("inf"):
-                raise ConfigError(
-                    f"loss.terms: the weight of {path} is {weight!r}; it must be a number above 0"
-                )
+            check_type(f"loss.terms={path}: weight", weight, float)
+            Rule(above=0).check(f"loss.terms={path}: weight", weight)
             entries.append((float(weight), {"use": path, **arguments}))
         return entries
 
     def changed(self) -> dict[str, Any]:
         """The settings of the objective that differ from their defaults; none of them: the negative log
         likelihood alone."""
-        default = ObjectiveSettings()
-        values = ((item.name, getattr(self, item.name)) for item in fields(ObjectiveSettings))
-        return {name: value for name, value in values if value != getattr(default, name)}
+        values = asdict(self.part(ObjectiveSettings))
+        default = asdict(ObjectiveSettings())
+        return {name: value for name, value in values.items() if value != default[name]}
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -93,8 +100,7 @@ class ObjectiveSettings(Settings):
 
     def check_objective(self, prefix: str) -> None:
         """What the terms need of each other."""
-        has_term = any(getattr(self, name) for name in _WEIGHTS) or self.teacher or self.user_terms()
-        if not has_term:
+        if not (any(getattr(self, name) for name in _WEIGHTS) or self.teacher or self.user_terms()):
             raise ConfigError(
                 f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or"
                 " another above 0"

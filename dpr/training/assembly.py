@@ -21,7 +21,7 @@ from dpr.data.collator import as_encoded
 from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
-from dpr.data.training_data import OpenedSets, TrainingData, opened_sets
+from dpr.data.training_data import OpenedSets, TrainingData, opened_sets, spread_rows
 from dpr.formats.training_sets import TrainingSet
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
@@ -74,27 +74,30 @@ class Named:
                 validations.append(create_object(entry, Validation, setting="train.validation"))
         return cls(callbacks, validations)
 
-    def check_metric_names(self, settings: TrainingSettings, dev_sets: Sequence[str]) -> None:
-        """Refuses metrics to choose by that no validation of a run on these dev sets returns; user-defined
-        ones name theirs later.
 
-        Raises:
-            ConfigError: lists the names that there are.
-        """
-        train = settings.train
-        names: list[str] = []
-        for of_dev_sets in dev_validations([], settings) if dev_sets else []:
-            if any(map(of_dev_sets.is_due, range(train.num_train_epochs))):
-                names += of_dev_sets.names_for(dev_sets)
-        for validation in self.validations:
-            if not isinstance(validation, RetrievalValidation):
-                return
-            names += validation.names()
-        if names and train.best_metric is not None and train.best_metric not in names:
-            raise ConfigError(
-                f"train.best_metric={train.best_metric} is not a metric of any validation of this run; choose"
-                f" one of {', '.join(names)}"
-            )
+def check_metric_names(
+    validations: Sequence[Validation], settings: TrainingSettings, dev_sets: Sequence[str]
+) -> None:
+    """Refuses metrics to choose by that neither these validations nor those over these dev sets return;
+    user-defined ones name theirs later.
+
+    Raises:
+        ConfigError: lists the names that there are.
+    """
+    train = settings.train
+    names: list[str] = []
+    for of_dev_sets in dev_validations([], settings) if dev_sets else []:
+        if any(map(of_dev_sets.is_due, range(train.num_train_epochs))):
+            names += of_dev_sets.names_for(dev_sets)
+    for validation in validations:
+        if not isinstance(validation, RetrievalValidation):
+            return
+        names += validation.names()
+    if names and train.best_metric is not None and train.best_metric not in names:
+        raise ConfigError(
+            f"train.best_metric={train.best_metric} is not a metric of any validation of this run; choose"
+            f" one of {', '.join(names)}"
+        )
 
 
 class BiEncoderTrainer(Trainer):
@@ -139,9 +142,11 @@ class BiEncoderTrainer(Trainer):
         if loss is not None:
             wanted = "an object of a class that implements dpr.Loss, or leave it out, for in-batch negatives"
             _require("loss", loss, Loss, f"{wanted}; temperature=0.05 is a scale of 20")
-        for each in listed(callbacks):
+        callbacks = listed(callbacks)
+        validations = listed(validations)
+        for each in callbacks:
             _require("one of callbacks", each, Callback, "an object of a subclass of dpr.Callback")
-        for each in listed(validations):
+        for each in validations:
             _require("one of validations", each, Validation, "an object of a subclass of dpr.Validation")
         temperature = settings.loss.temperature
         if settings.loss.learn_temperature and model.log_temperature is None:
@@ -165,15 +170,12 @@ class BiEncoderTrainer(Trainer):
             loss = make_loss(
                 settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces
             )
-        validations = listed(validations)
-        callbacks = listed(callbacks)
         if defaults:
             named = named or Named.of(settings)
             validations = [*named.validations, *validations]
             callbacks = default_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
-        if named is not None and len(validations) == len(named.validations):
-            named.check_metric_names(settings, [source.name for source, _ in opened_dev])
+        check_metric_names(validations, settings, [source.name for source, _ in opened_dev])
         if opened_dev:
             of_dev_sets = dev_validations(opened_dev, settings, candidates=loss.candidates)
             validations = [*of_dev_sets, *validations]
@@ -300,9 +302,7 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
     """
     sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
     for source, options in sets:
-        # some rows that are spread over the set
-        rows = np.linspace(0, max(len(source) - 1, 0), _LOOKED_AT).astype(int)
-        samples = [source[row] for row in np.unique(rows).tolist() if row < len(source)]
+        samples = [source[row] for row in spread_rows(len(source), _LOOKED_AT)]
         texts = [sample.question for sample in samples]
         passages = [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
         tokens = model.tensorizer.question_tokens(texts, **options.of_questions)
@@ -310,7 +310,7 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
         flat = np.array([token for sequence in tokens for token in sequence], dtype=np.int64)
         model.tensorizer.check_known(flat, source.name)
     train = settings.train
-    folder = train.token_store_folder()
+    folder = None if train.token_store == "auto" else train.token_store
     if train.token_store == "off":
         return sets
     # Tokenising everything first pays only in a run that is long enough.
@@ -318,15 +318,12 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
     questions = train.max_steps * pool_size * train.gradient_accumulation_steps
     sees_most_rows = not train.max_steps or questions >= sum(len(source) for source, _ in sets) // 2
     build = folder is not None or (sees_most_rows and not train.dry_run)
-    result: OpenedSets = []
-    for source, options in sets:
+    for number, (source, options) in enumerate(sets):
         if isinstance(source, TrainingSet | PseudoPairs):
             stored = open_tokens(source, model.tensorizer, options, folder=folder, build=build)
-            result.append((stored, options))
-            continue
-        if not isinstance(source, StoredTokens | StoredPairs):
+            sets[number] = stored, options
+        elif not isinstance(source, StoredTokens | StoredPairs):
             logger.info(
                 "%s: read by a user-defined class, so its texts are tokenised as they come", source.name
             )
-        result.append((source, options))
-    return result
+    return sets

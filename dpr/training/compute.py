@@ -133,14 +133,13 @@ def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
     the norm, (), is a plain tensor, the same on all ranks."""
     gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if any(map(is_sharded, gradients)):
-        parts: dict[bool, list[Tensor]] = {True: [], False: []}
-        for gradient in gradients:
-            parts[gradient.placements[0].is_shard()].append(local_shard(gradient))
+        parts = [local_shard(each) for each in gradients if each.placements[0].is_shard()]
+        copies = [local_shard(each) for each in gradients if not each.placements[0].is_shard()]
         of_parts, of_copies = (
-            torch.nn.utils.get_total_norm(parts[kind]).to(gradients[0].device) for kind in (True, False)
+            torch.nn.utils.get_total_norm(kind).to(gradients[0].device) for kind in (parts, copies)
         )
         norm = (sum_over_ranks(of_parts.square()) + of_copies.square()).sqrt()
-        scaled = parts[True] + parts[False]
+        scaled = parts + copies
     elif any(gradient.is_sparse for gradient in gradients):
         scaled = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
         norm = torch.nn.utils.get_total_norm(scaled)
@@ -152,14 +151,12 @@ def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
     return norm
 
 
-def row_tables(model: nn.Module) -> list[nn.Parameter]:
+def row_tables(model: nn.Module) -> list[Tensor]:
     """The tables of a model that learn by rows."""
-    tables = [
+    tables = (
         module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
-    ]
-    return [
-        table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad
-    ]
+    )
+    return [table for table in dict.fromkeys(tables) if table.requires_grad]
 
 
 # Long enough for a model with windowed attention; longer sequences cost more per token.

@@ -6,7 +6,8 @@ import shutil
 import time
 
 from dpr.core.errors import DivergedError
-from dpr.training.callbacks.defaults import ValidateAndSave, duration
+from dpr.core.logs import duration
+from dpr.training.callbacks.defaults import ValidateAndSave
 from dpr.training.callbacks.verdict import is_start_measured, validations_ahead
 from dpr.training.metrics import peak_memory_gb, wait_for
 from dpr.training.trainer import Trainer
@@ -54,11 +55,10 @@ def dry_run(trainer: Trainer) -> list[str]:
     checkpoints = (min(saves, kept + 2) if kept else saves) + (train.keep == "better")
     total_s = steps * elapsed + validations * validation_s  # saving is left out
 
-    fields = 3 if train.ema_decay else 2
-    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    size = sum(tensor.nbytes for tensor in trainer.model.weights().values())
-    size += sum(fields * parameter.nbytes for parameter in trained)
-    gb = size / 1e9
+    gb = sum(tensor.nbytes for tensor in trainer.model.weights().values()) / 1e9
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            gb += (3 if train.ema_decay else 2) * parameter.nbytes / 1e9
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     free_gb = shutil.disk_usage(existing).free / 1e9
     room = "" if checkpoints * gb < free_gb else ": NOT ENOUGH"

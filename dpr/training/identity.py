@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,11 +225,9 @@ def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int
     """
     size = 0
     if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":
-        folders = checkpoints.checkpoint_folders(output_dir, CHECKPOINT_NAME)
-        try:
-            if folders:
-                state = read_json(folders[0] / checkpoints.STATE_FILE)
+        # damaged: reported when the run is resumed
+        with suppress(DprError, KeyError, TypeError, ValueError):
+            for folder in checkpoints.checkpoint_folders(output_dir, CHECKPOINT_NAME)[:1]:
+                state = read_json(folder / checkpoints.STATE_FILE)
                 size = int(state["identity"]["fixed"]["train.global_batch_size"])
-        except (DprError, KeyError, TypeError, ValueError):
-            pass  # damaged: reported when the run is resumed
     return from_main(size)

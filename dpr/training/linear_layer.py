@@ -85,25 +85,16 @@ def add_fitted_layer(
 
     asked = model.encode_questions(questions, convert_to_tensor=True, show_progress_bar=True)
     encoded = model.encode_passages(passages, convert_to_tensor=True, show_progress_bar=True)
-    targets = _targets(questions, passages, np.array(sources), asked, encoded)
-    matrix = _fitted(asked, encoded, targets, torch.tensor(sources), seed=seed)
-    _add(model, matrix)
 
-
-def _targets(
-    questions: list[str], passages: list[Passage], sources: np.ndarray, asked: Tensor, encoded: Tensor
-) -> Tensor:
-    """The hybrid's scores (Q, N) of each question's passages, 0 for those that neither side lists and for the
-    passage that it was cut from."""
+    # The hybrid's scores (Q, N) of each question's passages, 0 for those that neither side lists and for the
+    # passage that it was cut from.
     names = [str(row) for row in range(len(passages))]
-    texts = (f"{passage.title} {passage.text}" for passage in passages)
-    words = Bm25Index.build(Texts(iter(names), texts))
+    words = Bm25Index.build(Texts(iter(names), (f"{passage.title} {passage.text}" for passage in passages)))
     targets = torch.zeros(len(questions), len(passages))
     depth = min(_DEPTH, len(passages))
     steps = range(0, len(questions), _BATCH_SIZE)
     for start in counted(steps, "searching by words and vectors", unit="questions"):
         part = slice(start, start + _BATCH_SIZE)
-        own = [names[source] for source in sources[part]]
         best = (asked[part] @ encoded.T).cpu().topk(depth)
         by_vectors: list[Ranking] = [
             [(names[row], score) for row, score in zip(rows, scores, strict=True)]
@@ -111,12 +102,14 @@ def _targets(
         ]
         by_words = to_rankings(words.search(questions[part], depth))
         for listed in (by_vectors, by_words):
-            for place, ranking in enumerate(listed):
-                listed[place] = [found for found in ranking if found[0] != own[place]]
+            for place, source in enumerate(sources[part]):
+                listed[place] = [found for found in listed[place] if found[0] != names[source]]
         fused = fuse_linear(by_vectors, by_words, weight=_WEIGHT, k=2 * depth)
         for line, ranking in zip(targets[part], fused, strict=True):
             line[[int(name) for name, _ in ranking]] = torch.tensor([score for _, score in ranking])
-    return targets
+
+    matrix = _fitted(asked, encoded, targets, torch.tensor(sources), seed=seed)
+    _add(model, matrix)
 
 
 def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *, seed: int) -> Tensor:

@@ -71,7 +71,7 @@ class TrainingMetrics:
         self._start = time.perf_counter()
         if len(stored) == self._sums.numel() + 4 and current_ranks().is_main:
             *sums, self._questions, self._tokens, self._computed, self._flops = stored
-            self._sums += torch.tensor(sums, dtype=torch.float64).view_as(self._sums).to(self._device)
+            self._sums += self._sums.new_tensor(sums).view_as(self._sums)
 
     def settled(self) -> list[float]:
         """All sums, of all ranks; rank 0 keeps them from now on. All ranks must call it together."""
@@ -82,11 +82,7 @@ class TrainingMetrics:
         return totals
 
     def _totals(self) -> list[float]:
-        counts = torch.tensor(
-            [self._questions, self._tokens, self._computed, self._flops],
-            dtype=torch.float64,
-            device=self._device,
-        )
+        counts = self._sums.new_tensor([self._questions, self._tokens, self._computed, self._flops])
         totals: list[float] = sum_over_ranks(torch.cat([self._sums.flatten(), counts])).tolist()
         return totals
 
@@ -133,12 +129,9 @@ class TrainingMetrics:
             metrics["perf/mfu"] = flops / elapsed / (peak * current_ranks().world_size)
         for name, (loss_of_set, correct_of_set, size) in zip(self._names, of_sets, strict=False):
             if size and len(of_sets) > 1:
-                own = {
-                    "loss": loss_of_set / size,
-                    "in_batch_acc": correct_of_set / size,
-                    "share": size / judged,
-                }
-                metrics |= {f"train/{name}/{kind}": value for kind, value in own.items()}
+                metrics[f"train/{name}/loss"] = loss_of_set / size
+                metrics[f"train/{name}/in_batch_acc"] = correct_of_set / size
+                metrics[f"train/{name}/share"] = size / judged
         return metrics
 
 

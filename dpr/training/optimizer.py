@@ -21,8 +21,6 @@ from dpr.core.errors import CheckpointError
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import OptimizerSettings
 
-_FRESH_STATE = "model_file=<checkpoint> with another output_dir starts with fresh optimizer state"
-
 
 def learning_rate_factor(kind: str, step: int, *, total_steps: int, warmup_steps: int = 0) -> float:
     """Learning-rate factor of update ``step`` (counted from 0): a linear warm-up, which starts at 1 /
@@ -57,12 +55,26 @@ class RowAdamW(torch.optim.AdamW):
     So a row that a step does not read keeps its weights and its moments, and its bias correction counts its
     own steps. A row whose gradient is zero throughout counts as not read: which rows are read for nothing
     depends on how a pool is shared out to ranks.
+
+    With ``decay`` above 0 it keeps a mean of every weight over its updates: one counts ``decay`` times as much
+    as the next. An update that is skipped does not count, and each row of a table that learns by rows has the
+    mean over its own updates. The means are a field of its state, ``twin``, so they are sharded, stored and
+    restored like the moments.
     """
+
+    def __init__(self, groups: Any, *, decay: float = 0.0, **options: Any) -> None:
+        super().__init__(groups, **options)
+        self.decay = decay
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update; ``found_inf`` (), where a ``FiniteGuard`` or a gradient scaler has set it, keeps
-        everything as it was."""
+        """One update of the weights, then of their means; ``found_inf`` (), where a ``FiniteGuard`` or a
+        gradient scaler has set it, keeps everything as it was."""
+        before = {
+            parameter: state["step"].clone()
+            for parameter, state in self.state.items()
+            if self.decay and state["step"].dim()
+        }
         by_rows = [
             (group, parameter, parameter.grad)
             for group in self.param_groups
@@ -75,6 +87,8 @@ class RowAdamW(torch.optim.AdamW):
         for group, parameter, gradient in by_rows:
             parameter.grad = gradient
             self._update_rows(group, parameter, gradient.coalesce())
+        if self.decay:
+            self._average(before)
 
     def _update_rows(self, group: dict[str, Any], table: Tensor, gradient: Tensor) -> None:
         state = self.state[table]
@@ -113,28 +127,8 @@ class RowAdamW(torch.optim.AdamW):
             for tensor, changed in zip(tensors, (weights, mean, square, step), strict=True):
                 tensor.index_copy_(0, part, changed)
 
-
-class AveragingAdamW(RowAdamW):
-    """``RowAdamW`` that, with ``decay`` above 0, keeps a mean of every weight over its updates: one counts
-    ``decay`` times as much as the next. An update that is skipped does not count, and each row of a table
-    that learns by rows has the mean over its own updates.
-
-    The means are a field of its state, ``twin``, so they are sharded, stored and restored like the moments.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], *, decay: float = 0.0, **options: Any) -> None:
-        super().__init__(groups, **options)
-        self.decay = decay
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of the weights, then of their means."""
-        if not self.decay:
-            return super().step(closure)
-        before = {
-            parameter: state["step"].clone() for parameter, state in self.state.items() if state["step"].dim()
-        }
-        super().step(closure)
+    def _average(self, before: dict[Tensor, Tensor]) -> None:
+        """Updates the means; ``before`` has the steps that the rows of tables had."""
         share: Tensor | None = None
         for parameter, state in self.state.items():
             weights = local_shard(parameter)
@@ -178,7 +172,7 @@ class AveragingAdamW(RowAdamW):
                     state.pop("twin", None)
 
 
-def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAdamW:
+def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
     """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars
     (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}
@@ -188,7 +182,7 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> AveragingAd
             decay = settings.weight_decay if parameter.dim() > 1 else 0.0
             factor = settings.embedding_lr_factor if id(parameter) in embeddings else 1.0
             groups.setdefault((decay, factor), []).append(parameter)
-    return AveragingAdamW(
+    return RowAdamW(
         [
             {
                 "params": parameters,
@@ -236,7 +230,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         odd = sorted(by_name.keys() ^ parameters.keys())
         raise CheckpointError(
             f"the optimizer state does not fit the trained parameters (first: {', '.join(odd[:3])})",
-            hint=_FRESH_STATE,
+            hint="model_file=<checkpoint> with another output_dir starts with fresh optimizer state",
         )
     for name, state in by_name.items():
         parameter = parameters[name]

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.data.collator import Collator
+from dpr.data.collator import Collator, teacher_scores
 from dpr.data.iterators import Sampling
-from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools
+from dpr.data.loader import PoolDataset, cut_into_pools
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.models.biencoder import BiEncoder
@@ -40,20 +40,13 @@ class Plan:
 
     def num_texts(self) -> int:
         """How many texts all steps encode, about."""
-        drawn = self.dataset.collator
-        negatives, _ = negatives_per_question(
-            self.dataset.sources, num_hard=drawn.num_hard, num_other=drawn.num_other
-        )
+        negatives, _ = negatives_per_question(self.dataset.sources, self.dataset.collator)
         return self.total_steps * self.accumulation * self.pool_size * (2 + negatives)
 
-    def order_from(self, step: int) -> PoolOrder:
-        """The pools of update ``step`` (counted from 0) and of all after it, epoch by epoch."""
-        return PoolOrder(
-            epoch=step // self.steps_per_epoch,
-            pool=(step % self.steps_per_epoch) * self.accumulation,
-            num_epochs=-(-self.last_step // self.steps_per_epoch),
-            pools_per_epoch=self.steps_per_epoch * self.accumulation,
-        )
+    def order_from(self, step: int) -> Iterator[tuple[int, int]]:
+        """The pools of update ``step`` (counted from 0) and of all after it."""
+        for later in range(step, self.last_step):
+            yield from self.pools_of(later)
 
     def pools_of(self, step: int) -> list[tuple[int, int]]:
         """(epoch, pool) of each pool of update ``step`` (counted from 0), as the data set takes them."""
@@ -115,8 +108,7 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
         size = len(source)
         for row in (*range(0, size, max(1, size // SAMPLED_ROWS)), *range(size)):
             sample = source[row]
-            passages = (*sample.positives, *sample.hard_negatives, *sample.other_negatives)
-            if any(passage.teacher_score is not None for passage in passages):
+            if teacher_scores([*sample.positives, *sample.hard_negatives, *sample.other_negatives]):
                 return
     weights = {"kl_weight": loss.kl_weight, "margin_mse_weight": loss.margin_mse_weight}
     keys = [f"loss.{name}={weight:g}" for name, weight in weights.items() if weight]
@@ -136,11 +128,8 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
         unit = "rows" if settings.train.sampling.mixed else "pools"
         parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
         logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
-    num_hard = dataset.collator.num_hard
-    of_question, has_hard = negatives_per_question(
-        dataset.sources, num_hard=num_hard, num_other=dataset.collator.num_other
-    )
-    if has_hard and not num_hard:
+    of_question, has_hard = negatives_per_question(dataset.sources, dataset.collator)
+    if has_hard and not dataset.collator.num_hard:
         logger.warning(
             "the training data have hard negatives, but train.hard_negatives=0 ignores them; set"
             " train.hard_negatives=1"
@@ -149,21 +138,29 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
     logger.info(
         "pool: %d questions (%d ranks), up to %d contexts, so up to %d negatives per question of which %d are"
         " its own; %d steps per epoch, %d in all, %d pools per step",
-        *(plan.pool_size, num_ranks, num_contexts, num_contexts - 1, of_question),
-        *(plan.steps_per_epoch, plan.total_steps, plan.accumulation),
+        plan.pool_size,
+        num_ranks,
+        num_contexts,
+        num_contexts - 1,
+        of_question,
+        plan.steps_per_epoch,
+        plan.total_steps,
+        plan.accumulation,
     )
     if (warmup := settings.train.warmup(plan.total_steps)) >= plan.total_steps:
         logger.warning(
             "train.warmup_steps=%d is not below the %d steps of the run, so the full learning rate is never"
             " reached",
-            *(warmup, plan.total_steps),
+            warmup,
+            plan.total_steps,
         )
     if num_contexts < FEWEST_CANDIDATES:
         logger.warning(
             "a question has only %d negatives, which teach little; raise train.batch_size (now %d questions"
             " in a pool) or train.hard_negatives. With little memory, train.grad_cache_tokens allows pools of"
             " any size",
-            *(num_contexts - 1, plan.pool_size),
+            num_contexts - 1,
+            plan.pool_size,
         )
     if model.settings.normalize and not model.options.learn_temperature:
         # Of a perfect model: similarity 1 with the right context, 0 with each of the others.
@@ -174,13 +171,12 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
                 "encoder.normalize=true with loss.temperature=%g: similarities lie between -1 and 1, so the"
                 " loss stays near %.2f even for a good model; set loss.temperature=0.05, or"
                 " loss.learn_temperature=true",
-                *(temperature, least),
+                temperature,
+                least,
             )
 
 
-def negatives_per_question(
-    sources: Sequence[SampleSource], *, num_hard: int, num_other: int
-) -> tuple[int, bool]:
+def negatives_per_question(sources: Sequence[SampleSource], collator: Collator) -> tuple[int, bool]:
     """The most negatives that any row gives, and whether any row has hard ones, among rows spread over each
     set."""
     most = 0
@@ -190,7 +186,7 @@ def negatives_per_question(
             sample = source[row]
             hard = len(sample.hard_negatives)
             other = len(sample.other_negatives)
-            has_hard = has_hard or hard > 0
+            has_hard |= hard > 0
             # others stand in for hard ones (select_passages)
-            most = max(most, min(num_hard, hard or other) + min(num_other, other))
+            most = max(most, min(collator.num_hard, hard or other) + min(collator.num_other, other))
     return most, has_hard

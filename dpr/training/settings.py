@@ -37,7 +37,7 @@ _ARGUMENTS = ("train_sets", "dev_sets", "settings", "model")  # of BiEncoderTrai
 class LossSettings(ObjectiveSettings, TemperatureSettings):
     """The objective: its terms, and what scores are compared with (docs/numerics.md)."""
 
-    name: Any = setting("nll", on_resume=IDENTITY)
+    name: Any = setting("nll", choices=("nll",), or_class=True, on_resume=IDENTITY)
     """nll (the terms below, by default the negative log likelihood of the positive in its pool), or
     user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
@@ -45,8 +45,6 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
     as often as it appears. Absent = distinct, or dpr with compat=dpr."""
 
     def check_together(self, prefix: str) -> None:
-        if isinstance(self.name, str) and self.name != "nll" and ":" not in self.name:
-            raise ConfigError(f"{prefix}name={self.name} is not known; choose nll, or module:Class")
         if self.name != "nll" and (changed := self.changed()):
             key, value = next(iter(changed.items()))
             raise ConfigError(
@@ -243,10 +241,6 @@ class TrainSettings(
     """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes
     nothing into output_dir."""
 
-    def token_store_folder(self) -> str | None:
-        """The folder that ``token_store`` names; None for auto and off."""
-        return None if self.token_store in ("auto", "off") else self.token_store
-
     def check_together(self, prefix: str) -> None:
         self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
@@ -298,7 +292,7 @@ class TrainingSettings(Settings):
                 f"settings is of type {type(base).__name__}; give TrainingSettings, or settings by name:"
                 " batch_size=16"
             )
-        base = cls() if base is None else deepcopy(base)
+        base = base or cls()
         own = {item.name for item in fields(base)}
         of_loss = {item.name for item in fields(base.loss)}
         known = {*own, *_ARGUMENTS, *of_loss, *(f"train.{item.name}" for item in fields(base.train))}
@@ -308,11 +302,10 @@ class TrainingSettings(Settings):
             here = name_here_of(name, known)
             near = f"; did you mean {here}?" if here else hint(name) or suggestion(name, known)
             raise ConfigError(f"there is no setting {name}{near.replace('train.', '')}")
-        loss = replace(base.loss, **{name: value for name, value in values.items() if name in of_loss})
-        others = own | of_loss
-        train = replace(base.train, **{name: value for name, value in values.items() if name not in others})
-        given = {name: value for name, value in values.items() if name in own}
-        return replace(base, **{"train": train, "loss": loss, **given})
+        settings = deepcopy(replace(base, **{name: values[name] for name in own & values.keys()}))
+        for name in values.keys() - own:
+            setattr(settings.loss if name in of_loss else settings.train, name, values[name])
+        return settings
 
     @property
     def as_dpr(self) -> bool:

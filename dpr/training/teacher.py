@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from glob import has_magic as has_pattern
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import Passage, text_sha256
+from dpr.core.records import Passage, json_sha256
 from dpr.core.settings import listed
 from dpr.data.collator import judgement_identity
 from dpr.data.settings import TextSettings
@@ -42,6 +41,16 @@ def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str])
     return StoredTeacher(read_vectors(named, namespaces, setting="loss.teacher"), namespaces, model)
 
 
+def _decide_vectors(model: BiEncoder) -> dict[str, Any]:
+    """What a model and its teacher must have in common."""
+    return {
+        "tokenizer": model.tensorizer.vocabulary_fingerprint,
+        "number of dimensions": model.dimension,
+        "normalize": model.settings.normalize,
+        **asdict(model.settings.part(TextSettings)),
+    }
+
+
 class ModelTeacher:
     """Encodes what the model in training encodes, token by token the same, without gradient, dropout and
     autocast.
@@ -56,33 +65,17 @@ class ModelTeacher:
         self.fingerprint = teacher.fingerprint
         self.teaches_passages = not model.options.fix_ctx_encoder
         teacher.requires_grad_(False)
-        compared = [
-            (
-                "tokenizer",
-                model.tensorizer.vocabulary_fingerprint,
-                teacher.tensorizer.vocabulary_fingerprint,
-                "make the model with the teacher's (dpr new-encoder tokenizer=FOLDER)",
-            ),
-            (
-                "number of dimensions",
-                model.dimension,
-                teacher.dimension,
-                "set encoder.projection_dim to the teacher's",
-            ),
-            (
-                "normalize",
-                model.settings.normalize,
-                teacher.settings.normalize,
-                "set encoder.normalize to the teacher's",
-            ),
-        ]
-        theirs = asdict(teacher.settings.part(TextSettings))
-        for name, own in asdict(model.settings.part(TextSettings)).items():
-            compared.append((name, own, theirs[name], "give both the same"))
-        for name, own, other, mended in compared:
-            if own != other:
+        mended = {
+            "tokenizer": "make the model with the teacher's (dpr new-encoder tokenizer=FOLDER)",
+            "number of dimensions": "set encoder.projection_dim to the teacher's",
+            "normalize": "set encoder.normalize to the teacher's",
+        }
+        theirs = _decide_vectors(teacher)
+        for name, own in _decide_vectors(model).items():
+            if own != theirs[name]:
                 raise ConfigError(
-                    f"loss.teacher={folder}: its {name} is {other!r}, the model's is {own!r}; {mended}"
+                    f"loss.teacher={folder}: its {name} is {theirs[name]!r}, the model's is {own!r};"
+                    f" {mended.get(name, 'give both the same')}"
                 )
         for side in ("question", "sequence"):
             length, longest = (getattr(each.tensorizer, f"{side}_length") for each in (model, teacher))
@@ -98,9 +91,8 @@ class ModelTeacher:
 
     def slots(self, batch: BiEncoderBatch) -> Tensor:
         """Of each context slot the vector (N, D) of its passage."""
-        return self._teacher.encode_batch(batch.contexts, encoder_type=batch.encoder_type or "ctx")[
-            batch.context_row
-        ]
+        contexts = self._teacher.encode_batch(batch.contexts, encoder_type=batch.encoder_type or "ctx")
+        return contexts[batch.context_row]
 
 
 def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting: str) -> StoredVectors:
@@ -114,18 +106,16 @@ def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting:
     shards = open_shards(patterns)
     chunks = list[np.ndarray]()
     keys = list[int]()
-    size = 0
     for ids, vectors in (chunk for shard in shards for chunk in shard.chunks()):
-        passages = [Passage("", id=key.decode()) for key in ids]
-        keys += [
-            judgement_identity(passage, namespace)[0] for passage in passages for namespace in namespaces
-        ]
+        for key in ids:
+            passage = Passage("", id=key.decode())
+            keys += [judgement_identity(passage, namespace)[0] for namespace in namespaces]
         chunks.append(vectors)
-        size += len(ids)
+    size = sum(map(len, chunks))
     if not size:
         raise ConfigError(f"{setting}={list(patterns)} holds no vectors")
     files = [read_manifest(shard.path)["files"] for shard in shards]
-    fingerprint = text_sha256(json.dumps(files, sort_keys=True))
+    fingerprint = json_sha256(files)
     return StoredVectors(
         chunks,
         np.array(keys, dtype=np.int64),
@@ -155,8 +145,10 @@ class StoredTeacher:
                 " vectors of questions are learned"
             )
         if vectors.dimension != model.dimension:
-            width = f"vectors of {vectors.dimension} dimensions, but the model's have {model.dimension}"
-            raise ConfigError(f"loss.teacher names {width}; set encoder.projection_dim={vectors.dimension}")
+            raise ConfigError(
+                f"loss.teacher names vectors of {vectors.dimension} dimensions, but the model's have"
+                f" {model.dimension}; set encoder.projection_dim={vectors.dimension}"
+            )
         if model.settings.normalize and abs((length := vectors.typical_length()) - 1) > 0.01:
             raise ConfigError(
                 f"loss.teacher names vectors of length {length:.3g}, which the model never has; set"

@@ -20,7 +20,7 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator
 from dpr.data.iterators import Sampling
-from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools, pool_loader, with_weights_of_sets
+from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader, with_weights_of_sets
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import checkpoints
@@ -271,7 +271,8 @@ def test_batches_from_text_and_from_stored_tokens_and_with_workers_are_the_same(
         dataset = cut_into_pools(
             sets, collator, global_batch_size=POOL, ranks=Ranks(), seed=5, sampling=sampling
         )
-        order = PoolOrder(epoch=1, pool=2, num_epochs=3, pools_per_epoch=dataset.iterator.pools_per_epoch)
+        pools = range(dataset.iterator.pools_per_epoch)
+        order = [(epoch, pool) for epoch in (1, 2) for pool in pools][2:]
         runs.append([values(batch) for batch in pool_loader(dataset, order, num_workers=workers)])
     assert len(runs[0]) > 6 and len(set(runs[0])) == len(runs[0])
     assert runs[0] == runs[1] == runs[2]

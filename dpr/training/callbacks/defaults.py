@@ -22,7 +22,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.compute_settings import dtype_of
 from dpr.core.distributed import sum_over_ranks
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import get_logger, shows_bars
+from dpr.core.logs import duration, get_logger, shows_bars
 from dpr.evaluation.report import write_report
 from dpr.formats import checkpoints
 from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
@@ -64,12 +64,38 @@ class PoolMetrics(Callback):
         return self._step != step and (step == 1 or is_logged(step, self.log_every, run.last_step))
 
     def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
-        if self.needs_pool(run):
-            stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
-            rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
-            self._step = run.progress.step + 1
-            self._of_questions = _of_questions(questions, pool, rows.to(questions.device))
-            self._cosines = _cosines(pool)
+        if not self.needs_pool(run):
+            return
+        self._step = run.progress.step + 1
+
+        # OF_QUESTIONS of the sampled questions, (R, 5); NaN where a question has no negative.
+        stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
+        rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
+        rows = rows.to(questions.device)
+        target = pool.candidates.target[rows]
+        candidates = pool.candidates._replace(target=target, masked=pool.candidates.masked[rows])
+        scores = candidates.mask_(score_matrix(questions[rows], pool.contexts))
+        positive = scores.gather(1, target[:, None])[:, 0]
+        others = scores.scatter(1, target[:, None], MASKED_SCORE)
+        others = others.where(others > MASKED_SCORE, torch.nan)
+        self._of_questions = torch.stack(
+            [
+                positive,
+                others.nanmean(1),
+                positive - others.nan_to_num(-torch.inf).amax(1),
+                pool.temperature.like(positive).expand(len(rows)),
+                1 + (~others.isnan()).sum(1),
+            ],
+            dim=1,
+        )
+
+        # The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are
+        # listed before.
+        stride = -(-len(pool.contexts) // SAMPLE)
+        passages = pool.contexts[::stride]
+        passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
+        passages = passages * pool.candidates.counts[::stride, None]
+        self._cosines = passages @ passages.T
 
     def on_step_end(self, run: Run) -> None:
         if run.progress.step == 1:  # what a collapse is compared with
@@ -109,36 +135,7 @@ def is_logged(step: int, every: int | None, last_step: int) -> bool:
     """Whether a log line follows update ``step`` (counted from 1)."""
     if every is None:  # a short run shows a curve, too
         every = max(1, min(100, last_step // 20))
-    return bool(every) and (step % every == 0 or step == last_step)
-
-
-def _of_questions(questions: Tensor, pool: Pool, rows: Tensor) -> Tensor:
-    """``OF_QUESTIONS`` of the questions ``rows``, (R, 5); NaN where a question has no negative."""
-    vectors = questions[rows]
-    target = pool.candidates.target[rows]
-    candidates = pool.candidates._replace(target=target, masked=pool.candidates.masked[rows])
-    scores = candidates.mask_(score_matrix(vectors, pool.contexts))
-    positive = scores.gather(1, target[:, None])[:, 0]
-    others = scores.scatter(1, target[:, None], MASKED_SCORE)
-    others = others.where(others > MASKED_SCORE, torch.nan)
-    values = [
-        positive,
-        others.nanmean(1),
-        positive - others.nan_to_num(-torch.inf).amax(1),
-        pool.temperature.like(positive).expand(len(rows)),
-        1 + (~others.isnan()).sum(1),
-    ]
-    return torch.stack(values, dim=1)
-
-
-def _cosines(pool: Pool) -> Tensor:
-    """The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are
-    listed before."""
-    stride = -(-len(pool.contexts) // SAMPLE)
-    passages = pool.contexts[::stride]
-    passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
-    passages = passages * pool.candidates.counts[::stride, None]
-    return passages @ passages.T
+    return every > 0 and (step % every == 0 or step == last_step)
 
 
 def effective_rank(cosines: Tensor) -> float:
@@ -230,9 +227,13 @@ class ProgressLine(Callback):
         if self._bar is not None:
             self._bar.set_postfix_str(text)
         elif run.ranks.is_main:
-            left = duration(metrics["perf/eta_s"])
             logger.info(
-                "epoch %d step %d/%d  %s  left %s", run.epoch, run.progress.step, run.last_step, text, left
+                "epoch %d step %d/%d  %s  left %s",
+                run.epoch,
+                run.progress.step,
+                run.last_step,
+                text,
+                duration(metrics["perf/eta_s"]),
             )
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
@@ -252,12 +253,6 @@ class ProgressLine(Callback):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         self.on_train_end(run)
-
-
-def duration(seconds: float) -> str:
-    """``2h05`` or ``3m07s``."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}h{minutes % 60:02d}" if minutes >= 60 else f"{minutes}m{rest:02d}s"
 
 
 class MetricsFile(Callback):
@@ -344,16 +339,14 @@ class ValidateAndSave(Callback):
         """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
         periods = self.periods
         in_epoch = (step - 1) % steps_per_epoch + 1
+        validates = step == last_step
         if periods.eval_every_steps:
-            validates = step % periods.eval_every_steps == 0
+            validates |= step % periods.eval_every_steps == 0
         elif periods.eval_per_epoch:
             every = math.ceil(steps_per_epoch / periods.eval_per_epoch)
-            validates = in_epoch == steps_per_epoch or in_epoch % every == 0
-        else:
-            validates = False
-        validates = validates or step == last_step
-        is_saved = bool(periods.save_every_steps) and step % periods.save_every_steps == 0
-        return validates, validates or is_saved
+            validates |= in_epoch == steps_per_epoch or in_epoch % every == 0
+        every = periods.save_every_steps
+        return validates, validates or (every > 0 and step % every == 0)
 
 
 class EarlyStopping(Callback):
@@ -384,12 +377,11 @@ class EarlyStopping(Callback):
             self._watched = name
             self._best = None
             self._bad = 0
+        self._bad += 1
         value = -metrics[name] if highest else metrics[name]
         if math.isfinite(value) and (self._best is None or value < self._best - self.min_delta):
             self._best = value
             self._bad = 0
-        else:
-            self._bad += 1
         self._stop_if_due(run)
 
     def _stop_if_due(self, run: Run) -> None:
@@ -424,14 +416,13 @@ def default_callbacks(
     The order matters: first those that add to the metrics, then those that collect and write them, last the
     one that saves the state.
     """
-    patience = settings.early_stopping.patience
     callbacks = [Verdict(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir), *further]
-    if patience:
+    if patience := settings.early_stopping.patience:
         callbacks.append(EarlyStopping(patience=patience))
-    callbacks += [
+    return [
+        *callbacks,
         LogEvery(settings.log_batch_step),
         ProgressLine(),
         MetricsFile(output_dir / METRICS_LINES),
         ValidateAndSave(settings),
     ]
-    return callbacks

@@ -41,22 +41,23 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def on_train_begin(self, run: Run) -> None:
-        if run.ranks.is_main and run.progress.step < run.last_step:
-            is_new = self.id is None
-            try:
-                self.open(run)
-            except Exception as error:
-                reason = first_line(error)
-                if is_new:
-                    raise ConfigError(
-                        f"{type(self).__name__} cannot be opened: {reason}; mend that, or leave out"
-                        f" {self.setting}"
-                    ) from error
-                logger.warning("%s takes no metrics of this resumed run: %s", type(self).__name__, reason)
-                return
-            self._is_open = True
-            if not run.progress.step and run.progress.start_metrics:
-                self.on_log(run, run.progress.start_metrics)
+        if not run.ranks.is_main or run.progress.step >= run.last_step:
+            return
+        is_new = self.id is None
+        try:
+            self.open(run)
+        except Exception as error:
+            name = type(self).__name__
+            reason = first_line(error)
+            if is_new:
+                raise ConfigError(
+                    f"{name} cannot be opened: {reason}; mend that, or leave out {self.setting}"
+                ) from error
+            logger.warning("%s takes no metrics of this resumed run: %s", name, reason)
+            return
+        self._is_open = True
+        if not run.progress.step and run.progress.start_metrics:
+            self.on_log(run, run.progress.start_metrics)
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         if self._is_open:

@@ -55,14 +55,14 @@ class Comparison:
             "not tested": "not tested against",
             "too few questions": "too few questions to tell whether it is better than",
         }
-        verdict = f"{words.get(self.verdict, f'{self.verdict} than')} {self.against}"
+        verdict = words.get(self.verdict, f"{self.verdict} than")
         name = self.metric.removeprefix("eval/")
-        parts = [f"{name} {self.before:.3f} -> {self.after:.3f}", f"{self.difference:+.3f}"]
+        figures = f"{name} {self.before:.3f} -> {self.after:.3f}, {self.difference:+.3f}"
         if self.low is not None:
-            parts.append(f"95 % interval {self.low:+.3f} to {self.high:+.3f}")
+            figures += f", 95 % interval {self.low:+.3f} to {self.high:+.3f}"
         if self.num_questions is not None:
-            parts.append(f"{self.num_questions} questions")
-        return f"{verdict} ({', '.join(parts)})"
+            figures += f", {self.num_questions} questions"
+        return f"{verdict} {self.against} ({figures})"
 
 
 class Verdict(Callback):
@@ -80,8 +80,7 @@ class Verdict(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.progress.step < run.last_step:  # that of an earlier end
             on_main(lambda: (run.output_dir / VERDICT_FILE).unlink(missing_ok=True))
-        is_new = not run.progress.step and not run.progress.start_metrics
-        if not (is_new and is_start_measured(run)):
+        if run.progress.step or run.progress.start_metrics or not is_start_measured(run):
             return
         metrics = run_validations(validations_ahead(run), run.model, at_start=True)
         run.progress.start_metrics = metrics
@@ -110,7 +109,7 @@ class Verdict(Callback):
         if name not in progress.start_metrics or not (best or limits):
             return
         before = progress.start_metrics[name]
-        after = float(progress.best_value or 0)
+        after = progress.best_value or 0.0
         sign = 1 if higher_is_better(run.validations, name) else -1
         is_ahead = best is not None and (math.isnan(before) or sign * after > sign * before)
         if run.settings.train.keep == "better" and not is_ahead:
@@ -135,15 +134,13 @@ class Verdict(Callback):
             else:
                 start = self._values.get(_START, {})
                 made = self._values.get(best, {})
-                compared = [_compare(run, name, start, made, after=after)]
-                compared += [
-                    _compare(run, other, start, made) for other in made if other in start and other != name
-                ]
-                compared += [
-                    _compare(run, other, start, made, against="BM25")
-                    for other in made
-                    if baseline_of(other) in start
-                ]
+                compared.append(_compare(run, name, start, made, after=after))
+                for other in made:
+                    if other in start and other != name:
+                        compared.append(_compare(run, other, start, made))
+                for other in made:
+                    if baseline_of(other) in start:
+                        compared.append(_compare(run, other, start, made, against="BM25"))
                 verdict = compared[0].verdict
                 lines = [str(each) for each in compared]
                 opened = "the start" if opens != best else "it all the same (train.keep=best)"
@@ -204,12 +201,9 @@ def is_start_measured(run: Run) -> bool:
 def _compared(run: Run, metrics: Metrics) -> Values:
     """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
     names = [run.best_by(metrics)[0], *(name for each in run.validations for name in each.judged_by)]
-    values: dict[str, Sequence[float]] = {}
-    for name in dict.fromkeys([*names, *map(baseline_of, names)]):
-        for each in run.validations:
-            if name in each.values and name in metrics:
-                values[name] = each.values[name]
-    return values
+    values = {name: of_each for each in run.validations for name, of_each in each.values.items()}
+    compared = dict.fromkeys([*names, *map(baseline_of, names)])
+    return {name: values[name] for name in compared if name in values and name in metrics}
 
 
 def _compare(

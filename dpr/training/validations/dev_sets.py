@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
 from dpr.core.compute_settings import autocast
-from dpr.core.distributed import current_ranks, gather_uneven_rows, sum_over_ranks
+from dpr.core.distributed import current_ranks, gather_uneven_rows, largest_over_ranks, sum_over_ranks
 from dpr.core.logs import counted
 from dpr.data.collator import Collator, identity_table, judgement_identity
 from dpr.data.loader import data_row
@@ -58,16 +58,17 @@ class DevSetValidation(Validation):
         by_set = {
             f"eval/{source.name}": self._measured(model, source, options) for source, options in self.dev_sets
         }
-        sums_of_all = torch.stack([sums for sums, _ in by_set.values()]).sum(0)
-        values_of_all = torch.cat([values for _, values in by_set.values()])
-        measured = {"eval": (sums_of_all, values_of_all), **by_set}
+        all_sums, all_values = zip(*by_set.values(), strict=True)
+        measured = {"eval": (torch.stack(all_sums).sum(0), torch.cat(all_values)), **by_set}
         metrics: Metrics = {}
-        for key, (sums, _) in measured.items():
+        values: dict[str, list[float]] = {}
+        for key, (sums, of_questions) in measured.items():
             for kind, value in zip(self.kinds, sums[1:], strict=True):
                 metrics[f"{key}/{kind}"] = float(value / sums[0])
-        compared = list(measured) if len(by_set) > 1 else ["eval"]
-        self.values = {f"{key}/{self.kinds[0]}": measured[key][1].tolist() for key in compared}
-        self.judged_by = list(self.values)
+            if key == "eval" or len(by_set) > 1:
+                values[f"{key}/{self.kinds[0]}"] = of_questions.tolist()
+        self.values = values
+        self.judged_by = list(values)
         return metrics
 
     def names_for(self, sets: Sequence[str]) -> list[str]:
@@ -79,12 +80,9 @@ class DevSetValidation(Validation):
         return name.rpartition("/")[2] in _LOWER_IS_BETTER
 
     def num_texts(self, model: BiEncoder) -> int:
-        drawn = self._collator(model)
         count = 0
         for source, _ in self.dev_sets:
-            negatives, _ = negatives_per_question(
-                [source], num_hard=drawn.num_hard, num_other=drawn.num_other
-            )
+            negatives, _ = negatives_per_question([source], self._collator(model))
             count += self._num_questions(source) * (2 + negatives)
         return count
 
@@ -174,8 +172,9 @@ class NllValidation(DevSetValidation):
                 ids=ids,
             )
             result = BiEncoderNllLoss()(questions, pool)
-            of_pool = [torch.tensor(float(len(rows))), result.loss, result.num_correct]
-            sums += torch.stack([value.to(sums.device, torch.float64) for value in of_pool])
+            sums += torch.stack(
+                [sums.new_tensor(len(rows)), result.loss.double(), result.num_correct.double()]
+            )
             values.append(gather_uneven_rows(result.losses.double()).cpu())
         return sum_over_ranks(sums), torch.cat(values)
 
@@ -209,11 +208,11 @@ class AverageRankValidation(DevSetValidation):
         longest = -(-num_questions // ranks.world_size)
 
         # The filled slots of this rank's questions, end to end.
-        questions: list[Tensor] = []
-        golds: list[Tensor] = []
-        contexts: list[Tensor] = []
-        identities: list[Tensor] = []
-        targets: list[Tensor] = []
+        questions = list[Tensor]()
+        golds = list[Tensor]()
+        contexts = list[Tensor]()
+        identities = list[Tensor]()
+        targets = list[Tensor]()
         num_slots = 0
         starts = range(0, longest, QUESTIONS_AT_ONCE)
         for start in counted(starts, f"encoding {source.name}", unit="questions of a process"):
@@ -228,8 +227,7 @@ class AverageRankValidation(DevSetValidation):
             num_slots += int(valid.sum())
 
         # The pool: its columns are the slots of all ranks.
-        slots_of_ranks = gather_uneven_rows(torch.tensor([num_slots]))
-        first = int(slots_of_ranks[: ranks.rank].sum())
+        first = int(gather_uneven_rows(torch.tensor([num_slots]))[: ranks.rank].sum())
         ids = gather_uneven_rows(torch.cat(identities))
         known = [
             [judgement_identity(passage, source.name) for passage in source.known_positives(row)]
@@ -252,7 +250,7 @@ class AverageRankValidation(DevSetValidation):
         gold_scores = (queries * torch.cat(golds).double()).sum(1).float()
         higher = torch.zeros(len(queries), dtype=torch.float64, device=model.device)
         ties = torch.zeros_like(higher)
-        most = int(gather_uneven_rows(torch.tensor([len(own)])).max())
+        most = largest_over_ranks(len(own))
         for start in counted(range(0, most, train.val_av_rank_bsz), f"ranking {source.name}"):
             part = slice(start, start + train.val_av_rank_bsz)
             block_columns = gather_uneven_rows(columns[part])

@@ -112,16 +112,12 @@ def run_validations(
                 f"the validation {kind} returned a {type(found).__name__}; expected a dict of names and numbers"
             )
         for name, value in found.items():
-            if not (isinstance(name, str) and name.startswith("eval/")):
+            if not (isinstance(name, str) and name.startswith("eval/") and isinstance(value, int | float)):
                 raise ConfigError(
-                    f"the validation {kind} returned the metric {name!r}; expected a name that starts with"
-                    " eval/"
+                    f"the validation {kind} returned {value!r:.80} as {name!r}; expected numbers, by names"
+                    " that start with eval/"
                 )
             if name in metrics:
                 raise ConfigError(f"two validations return the metric {name}; rename that of {kind}")
-            if not isinstance(value, int | float):
-                raise ConfigError(
-                    f"the validation {kind} returned a {type(value).__name__} for {name}; expected a number"
-                )
             metrics[name] = float(value)
     return metrics

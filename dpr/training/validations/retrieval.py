@@ -86,11 +86,9 @@ class RetrievalValidationSettings(Settings):
     """Name of the model's prompt for these questions; absent = its query prompt."""
 
     def check_together(self, prefix: str) -> None:
-        for key in ("corpus", "questions"):
-            if not getattr(self, key):
+        for key, file in (("corpus", self.corpus), ("questions", self.questions), ("qrels", self.qrels)):
+            if file == "":
                 raise ConfigError(f"{prefix}{key} is not set; name a file")
-        for key in ("corpus", "questions", "qrels"):
-            file = getattr(self, key)
             if file and not Path(file).is_file():
                 raise ConfigError(f"{prefix}{key}={file} is not a file")
         if self.match == "qrels" and not self.qrels:
@@ -256,6 +254,7 @@ class RetrievalValidation(Validation):
         self.name = options.name or Path(options.questions).name.partition(".")[0]
         self.guard = options.guard
         self.evaluator = evaluator_of(options)
+        self._kinds = self.evaluator.names(validated_names())
         self.judged_by = finest(self.names()) or self.names()[-1:]
         self._precision = precision
         self._chunk_size = chunk_size or CHUNK_ROWS
@@ -263,7 +262,7 @@ class RetrievalValidation(Validation):
 
     def names(self) -> list[str]:
         """The metrics by their full names."""
-        return [f"eval/{self.name}/{kind}" for kind in self.evaluator.names(validated_names())]
+        return [f"eval/{self.name}/{kind}" for kind in self._kinds]
 
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
@@ -272,26 +271,29 @@ class RetrievalValidation(Validation):
         }
 
     def __call__(self, model: BiEncoder) -> Metrics:
-        return self._measured(model)
+        return self._measured(model, [""])
 
     def at_start(self, model: BiEncoder) -> Metrics:
         """Beside the model BM25, and the hybrid of both with the usual weight; not for large corpora."""
-        if is_large := self.corpus_of(model).num_passages > _MOST_INDEXED:
+        if self.corpus_of(model).num_passages > _MOST_INDEXED:
             logger.info(
                 "%s: more than %d passages, so BM25 is not measured beside the start",
                 self.name,
                 _MOST_INDEXED,
             )
-        return self._measured(model, with_others=not is_large)
+            return self(model)
+        return self._measured(model, ["", "bm25/", "hybrid/"])
 
     def num_texts(self, model: BiEncoder) -> int:
         return self.corpus_of(model).num_passages + len(self.evaluator.questions)
 
-    def _measured(self, model: BiEncoder, *, with_others: bool = False) -> Metrics:
+    def _measured(self, model: BiEncoder, ways: Sequence[str]) -> Metrics:
+        """The metrics of the model and, where ``ways`` has them, of BM25 and the hybrid."""
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
-        texts = [question.text for question in questions]
-        tokens = model.tensorizer.question_tokens(texts, prompt=self.options.prompt)
+        tokens = model.tensorizer.question_tokens(
+            [question.text for question in questions], prompt=self.options.prompt
+        )
         start = time.perf_counter()
         hits = search_corpus(
             model,
@@ -307,13 +309,12 @@ class RetrievalValidation(Validation):
             len(questions),
             time.perf_counter() - start,
         )
-        kinds = self.evaluator.names(validated_names())
-        ways = ("", "bm25/", "hybrid/") if with_others else ("",)
+        kinds = self._kinds
         means = torch.zeros(len(ways), len(kinds), dtype=torch.float64)
 
         def judge() -> None:
             rankings = [to_rankings(hits.result())]
-            if with_others:
+            if len(ways) > 1:
                 lexical = to_rankings(lexical_search(corpus.source, questions, NUM_DOCS))
                 both = fuse_linear(rankings[0], lexical, weight=DEFAULT_WEIGHT, k=NUM_DOCS)
                 rankings += [lexical, both]

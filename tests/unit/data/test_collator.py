@@ -10,7 +10,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator, DataRow, judgement_identity, select_passages
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
-from dpr.data.loader import PoolDataset, PoolOrder, data_row, pool_loader
+from dpr.data.loader import PoolDataset, data_row, pool_loader
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.losses.candidates import names_of
@@ -223,7 +223,7 @@ def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) ->
     dataset = PoolDataset([(source, OPTIONS)], order, collator)
     runs = []
     for workers in (0, 1, 2):
-        schedule = PoolOrder(epoch=1, pool=3, num_epochs=3, pools_per_epoch=5)
+        schedule = [(1, 3), (1, 4), *((2, pool) for pool in range(5))]
         runs.append(list(pool_loader(dataset, schedule, num_workers=workers)))
     assert len(runs[0]) == 2 + 5
     for other in runs[1:]:

@@ -21,7 +21,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data import tokens
 from dpr.data.collator import Augmentation, Collator
-from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
+from dpr.data.loader import cut_into_pools, pool_loader
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
@@ -87,7 +87,7 @@ def batches(
 ) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
     pools = cut_into_pools([(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3)
-    order = PoolOrder(epoch=0, pool=0, num_epochs=2, pools_per_epoch=pools.iterator.pools_per_epoch)
+    order = [(epoch, pool) for epoch in range(2) for pool in range(pools.iterator.pools_per_epoch)]
     return list(pool_loader(pools, order, num_workers=workers))
 
 

@@ -13,7 +13,7 @@ from dpr.core.errors import DprError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import Named
+from dpr.training.assembly import Named, check_metric_names
 from dpr.training.metrics import Metrics
 from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
 from dpr.training.validations.protocol import Validation
@@ -84,7 +84,7 @@ def test_names_and_paths_are_checked_before_data_are_read(
 def test_metrics_that_a_validation_returns_or_may_return_are_taken(tmp_path: Path, name: str) -> None:
     validation = ["tests.unit.jobs.test_training:Own"] if "own" in name else None
     config = config_of(tmp_path, train__best_metric=name, train__validation=validation)
-    Named.of(config).check_metric_names(config, ["dev"])
+    check_metric_names(Named.of(config).validations, config, ["dev"])
 
 
 class Own(Validation):

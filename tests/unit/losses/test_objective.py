@@ -175,7 +175,7 @@ def test_a_loss_is_a_term_too() -> None:
     ("terms", "message"),
     [
         (["kl"], "loss.terms=kl is not a user-defined term, module:Class; its weight is loss.kl_weight"),
-        ([{"use": "a:B", "weight": 0}], "the weight of a:B is 0; it must be a number above 0"),
+        ([{"use": "a:B", "weight": 0}], "loss.terms=a:B: weight=0 is out of range; it must be above 0"),
         ([{"weight": 1}], "has no import path"),
         ([f"{HERE}:ObjectiveSettings"], "is not a subclass of dpr.losses.protocol.Term"),
         (

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpr.core.errors import ConfigError
 from dpr.data.words import find_near_duplicates
 
 words = st.text(alphabet=string.ascii_lowercase, min_size=1, max_size=8)
@@ -93,9 +92,3 @@ def test_texts_without_words_are_kept_and_do_not_match_each_other() -> None:
 def test_a_copy_of_a_copy_points_to_the_one_that_is_kept() -> None:
     text = "one two three four five six seven eight nine ten"
     assert find_near_duplicates([text, text + " eleven", text]) == [None, 0, 0]
-
-
-@pytest.mark.parametrize("threshold", [0.0, -1.0, 1.5])
-def test_a_threshold_out_of_range_is_refused(threshold: float) -> None:
-    with pytest.raises(ConfigError, match="threshold"):
-        find_near_duplicates(["a"], threshold=threshold)

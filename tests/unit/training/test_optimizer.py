@@ -10,8 +10,8 @@ import torch
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.optimizer import (
-    AveragingAdamW,
     OptimizerSettings,
+    RowAdamW,
     learning_rate_factor,
     make_optimizer,
     optimizer_tensors,
@@ -116,7 +116,7 @@ def test_the_least_epsilon_leaves_a_weight_without_gradient_finite(tmp_path: Pat
 
 def test_means_leave_out_an_update_that_is_skipped() -> None:
     values = [torch.nn.Parameter(torch.ones(5, 3, dtype=torch.float64)) for _ in range(2)]
-    optimizer = AveragingAdamW([{"params": values}], decay=0.5, lr=0.1, fused=True)
+    optimizer = RowAdamW([{"params": values}], decay=0.5, lr=0.1, fused=True)
     rows = torch.tensor([[1, 3]])
     seen = []
     for number, skips in enumerate((1, 0, 0, 1, 0)):

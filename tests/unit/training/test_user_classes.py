@@ -90,7 +90,10 @@ def test_classes_become_callbacks_in_order() -> None:
     ("entry", "message"),
     [
         ("user_module.Mine", "is not an import path; write module:name"),
-        ("no_such_module:Mine", "no_such_module cannot be imported"),
+        (
+            "no_such_module:Mine",
+            "importing no_such_module raised ModuleNotFoundError.*is it in the working directory",
+        ),
         ("user_module:Mime", "has no Mime; did you mean Mine"),
         ("user_module:Stranger", "not a subclass of dpr.training.run.Callback"),
         ("user_module:number", "is not a class"),
