@@ -223,19 +223,16 @@ class HashIndex:
             yield int(self._rows[index])
             index += 1
 
-    def repeated(self) -> Iterator[list[int]]:
-        """The rows of each hash that several rows have, ascending; first those whose second row comes first."""
-        is_repeated = self.hashes[1:] == self.hashes[:-1]
-        # where a run of equal hashes begins
-        begins = np.flatnonzero(is_repeated & ~np.concatenate([[False], is_repeated[:-1]]))
-        for place in begins[np.argsort(self._rows[begins + 1])].tolist():
-            yield list(self.rows(int(self.hashes[place])))
-
 
 def repeated_hashes(hashes: np.ndarray) -> np.ndarray:
     """The hashes that occur more than once."""
     ordered = np.sort(hashes)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def rows_of_repeated(hashes: np.ndarray) -> list[int]:
+    """The rows whose hash another row has too, ascending."""
+    return np.flatnonzero(np.isin(hashes, repeated_hashes(hashes))).tolist()
 
 
 def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:

@@ -40,7 +40,7 @@ from dpr.formats.delimited import (
 )
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.text_input import has_lone_surrogate, located
-from dpr.formats.training_records import checked_text, id_of, title_in
+from dpr.formats.training_records import id_of, string_of, title_in
 from dpr.storage.durable import durable_file
 from dpr.storage.untrusted import describe
 
@@ -220,8 +220,8 @@ def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tup
         for line, value in read_records(path):
             with located(path, line):
                 key = first_id(value, _NAMES["ids"])
-                text = checked_text(value, require_name(value, _NAMES["texts"], "text"))
-                passage = Passage(text, title_in(value), key, origin=origin_of(value))
+                name = require_name(value, _NAMES["texts"], "text")
+                passage = Passage(string_of(value[name], name), title_in(value), key, origin=origin_of(value))
             yield line, passage, field_of(value, "answers")
         return
     form = table_form(path, commas=is_csv_name(path))

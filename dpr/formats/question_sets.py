@@ -34,7 +34,7 @@ from dpr.formats.delimited import (
     wrong_columns,
 )
 from dpr.formats.text_input import located
-from dpr.formats.training_records import answers_in, checked_answers, checked_text
+from dpr.formats.training_records import answers_in, checked_answers, string_of
 
 Qrels = dict[str, dict[str, int]]
 Judgement = tuple[str, str, int]
@@ -107,7 +107,8 @@ def _record_questions(path: Path, names: tuple[str, str, str]) -> Iterator[Quest
     question_attr, answers_attr, id_attr = names
     for index, (line, value) in enumerate(read_records(path)):
         with located(path, line):
-            text = checked_text(value, require_name(value, (question_attr, *QUESTIONS, "text"), "question"))
+            name = require_name(value, (question_attr, *QUESTIONS, "text"), "question")
+            text = string_of(value[name], name)
             key = first_id(value, (id_attr, *QUESTION_IDS), default=str(index))
             name = name_in(value, (answers_attr, *ANSWERS))
             answers = checked_answers(value[name] if name else None)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Origin, Passage, text_hash
-from dpr.formats.arrays import HashIndex
+from dpr.formats.arrays import HashIndex, rows_of_repeated
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.corpora import DEFAULT_COLUMNS, Columns, passage_rows
 from dpr.formats.text_input import located
@@ -149,17 +149,17 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
                 yield [passage.id, passage.text, passage.title, listed, origin]
 
         write_batches(temporary / _ROWS, _SCHEMA, rows(), lambda row: len(row[1]) + len(row[2]))
-        HashIndex.write(temporary / _IDS, np.frombuffer(hashes, dtype=np.uint64))
+        hashes_of_rows = np.frombuffer(hashes, dtype=np.uint64)
+        HashIndex.write(temporary / _IDS, hashes_of_rows)
         store = TextStore(file, temporary)
-        for suspects in HashIndex(temporary / _IDS).repeated():
-            seen: dict[str, int] = {}
-            for row in suspects:
-                key = store.id_at(row)
-                if key in seen:
-                    raise InputError(
-                        f"the id {key!r} is already used at line {lines[seen[key]]}",
-                        file=file,
-                        line=lines[row],
-                        expected="unique ids",
-                    )
-                seen[key] = row
+        seen: dict[str, int] = {}
+        for row in rows_of_repeated(hashes_of_rows):
+            key = store.id_at(row)
+            first = seen.setdefault(key, row)
+            if first != row:
+                raise InputError(
+                    f"the id {key!r} is already used at line {lines[first]}",
+                    file=file,
+                    line=lines[row],
+                    expected="unique ids",
+                )

@@ -42,14 +42,12 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     Raises:
         ValueError: what was found and what is expected, with the place inside the record.
     """
-    question = text_of(checked_text(record, "question"), "question")
-    if record.get("positive_ctxs") is None:
-        found = "null" if "positive_ctxs" in record else "missing"
-        raise ValueError(
-            f"positive_ctxs is {found}, expected a list of passages; the keys are {keys_of(record)}"
-        )
+    for key, expected in (("question", "a string"), ("positive_ctxs", "a list of passages")):
+        if record.get(key) is None:
+            found = "null" if key in record else "missing"
+            raise ValueError(f"{key} is {found}, expected {expected}; the keys are {keys_of(record)}")
     return TrainingSample(
-        question=question,
+        question=text_of(record["question"], "question"),
         positives=_passages(record, "positive_ctxs"),
         hard_negatives=_passages(record, "hard_negative_ctxs"),
         other_negatives=_passages(record, "negative_ctxs"),
@@ -207,16 +205,9 @@ def split_by_grade(
     return positives, tuple(item for item, grade in graded if grade < least and grade <= 0)
 
 
-def checked_text(holder: Mapping[str, Any], key: str, where: str = "") -> str:
-    """The string under ``key``; ValueError says what is there instead."""
-    if key not in holder:
-        raise ValueError(f"{where or key} is missing, expected a string; the keys are {keys_of(holder)}")
-    return _string(holder[key], where or key)
-
-
 def text_of(value: Any, where: str) -> str:
     """A string that holds more than spaces. Raises ValueError for anything else, or half a character."""
-    text = _string(value, where)
+    text = string_of(value, where)
     if not text.strip():
         raise ValueError(f"{where} is empty, expected some text")
     return text
@@ -226,7 +217,7 @@ def checked_id(value: Any, where: str) -> str:
     """An id as a string, maybe empty. Raises ValueError unless it is a string or an integer."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return _string(value, where, "an id (a string or an integer)")
+    return string_of(value, where, "an id (a string or an integer)")
 
 
 def id_of(value: Any, where: str) -> str:
@@ -239,10 +230,11 @@ def id_of(value: Any, where: str) -> str:
 
 def title_of(value: Any, where: str) -> str:
     """A title; empty for null. Raises ValueError for anything but a string."""
-    return "" if value is None else _string(value, where)
+    return "" if value is None else string_of(value, where)
 
 
-def _string(value: Any, where: str, expected: str = "a string") -> str:
+def string_of(value: Any, where: str, expected: str = "a string") -> str:
+    """A string, maybe empty. Raises ValueError for anything else, or half a character."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {describe(value)}, expected {expected}")
     if has_lone_surrogate(value):

@@ -33,6 +33,7 @@ from dpr.core.errors import ConfigError, InputError, OutputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
 from dpr.core.records import Passage, TrainingSample, text_hash
+from dpr.formats.arrays import rows_of_repeated
 from dpr.formats.arrow_files import MappedBatches, chosen_split, write_batches
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.registry import READERS, files_read, format_of
@@ -263,13 +264,10 @@ def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
 
     write_batches(folder / _ROWS, _SCHEMA, rows(), characters)
     # Rows of equal hash, confirmed by comparing the questions themselves.
-    _, group, count = np.unique(
-        np.frombuffer(hashes, dtype=np.uint64), return_inverse=True, return_counts=True
-    )
     stored = MappedBatches(folder / _ROWS)
     first: dict[str, int] = {}
     pairs = []
-    for row in np.flatnonzero(count[group] > 1).tolist():
+    for row in rows_of_repeated(np.frombuffer(hashes, dtype=np.uint64)):
         batch, index = stored.find(row)
         pairs.append((row, first.setdefault(batch.column("question")[index].as_py(), row)))
     repeated = {leader for row, leader in pairs if row != leader}

@@ -22,7 +22,7 @@ def run(config: PrepareSettings) -> None:
         how = config.part(PairFileSettings)
         counts = prepare_pairs(source, out, how, overwrite=config.overwrite)
         print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-    elif is_folder and (seen := look_at(source)).kind == "folder" and not seen.fit:
+    elif is_folder and not look_at(source)[0]:
         counts = prepare_folder(source, out, config.part(FolderSettings), overwrite=config.overwrite)
         kinds = counts.pop("test questions by kind")
         print(f"{out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))

@@ -84,7 +84,7 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
             path = Path(name)
             short_name = _short_name(path.name)
             options = DataSetSettings()
-            files = _expand(name) or ((path,) if path.is_dir() and look_at(path).fit else ())
+            files = _expand(name) or ((path,) if path.is_dir() and look_at(path)[0] else ())
             if name in catalogue and not path.is_file():
                 short_name = name
                 options = _read_entry(_TRAINING_SETS, name, catalogue[name])

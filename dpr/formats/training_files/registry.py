@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +18,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.arrow_files import chosen_split, column_names, is_arrow
 from dpr.formats.corpora import durable_text, require_word
 from dpr.formats.delimited import table_form
-from dpr.formats.json_records import indented_record, iter_json_records, iter_member_records
+from dpr.formats.json_records import indented_record, iter_json_records, read_json_object
 from dpr.formats.question_sets import Judgement, grade_of, judgement_rows, names_judgements
 from dpr.formats.text_input import located
 from dpr.formats.text_store import open_store
@@ -124,20 +123,23 @@ def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     title is that of its passages.
 
     A question without answer in its paragraph (SQuAD 2.0) has no positive. A bad row ends its article. It is
-    named by the line of the article and the place inside it, since most such files are a single line.
+    named by its place, since most such files are a single line. The whole file is held in memory.
     """
-    for index, record in enumerate(iter_member_records(path, "data")):
+    articles = read_json_object(path).get("data")
+    if not isinstance(articles, list):
+        raise InputError("no list 'data' in the object", file=path)
+    for index, article in enumerate(articles):
         try:
-            with located(path, record.line):
-                if record.error is not None:
-                    raise record.error
-                for sample in _squad_samples(record.value, f"data[{index}]"):
-                    yield SourceRow(path, record.line, sample)
+            with located(path, 1):
+                for sample in _squad_samples(article, f"data[{index}]"):
+                    yield SourceRow(path, 1, sample)
         except InputError as problem:
-            yield SourceRow(path, record.line, None, problem)
+            yield SourceRow(path, 1, None, problem)
 
 
-def _squad_samples(article: dict[str, Any], where: str) -> Iterator[TrainingSample]:
+def _squad_samples(article: Any, where: str) -> Iterator[TrainingSample]:
+    if not isinstance(article, dict):
+        raise ValueError(f"{where} is {describe(article)}, expected an object")
     # File names of Wikipedia pages have underscores for spaces.
     title = title_of(article.get("title"), f"{where}.title").replace("_", " ")
     for inside, paragraph in _objects(article.get("paragraphs"), f"{where}.paragraphs"):
@@ -273,46 +275,42 @@ WRITERS: dict[str, Callable[[Path, Iterable[TrainingSample], Note], int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Glimpse:
-    """What the beginning of a file shows: ``kind`` is folder, arrow, json, table or empty; keys of the first
-    record, or its fields; names of the formats that ``fit``."""
-
-    kind: str
-    keys: frozenset[str] = frozenset()
-    fields: tuple[str, ...] = ()
-    fit: tuple[str, ...] = ()
-
-
-def look_at(path: Path) -> Glimpse:
-    """Reads the beginning of a file, or a folder's names."""
+def look_at(path: Path) -> tuple[tuple[str, ...], str]:
+    """The names of the formats that fit the beginning of a file, or a folder's names; and what is there, for
+    messages. A file with nothing to see fits DPR's."""
     if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
-        return Glimpse("folder", fit=("beir",) if (path / "qrels").is_dir() else ())
+        return (("beir",) if (path / "qrels").is_dir() else ()), "folder"
     if is_arrow(path):
-        keys = frozenset(column_names(path))
-        return Glimpse("arrow", keys, fit=_fitting_records(keys) or ("columns",))
+        keys = set(column_names(path))
+        return _fitting_records(keys) or ("columns",), _shown_keys(keys)
     head = columns.head_of(path).lstrip()
     if not head:
-        return Glimpse("empty")
+        return ("dpr",), ""
     if head[0] not in "{[":
         fields = tuple(table_form(path).first)
-        return Glimpse("table", fields=fields, fit=_fitting_table(fields))
+        return _fitting_table(fields), f"{len(fields)} columns"
     is_long_line = head[0] == "{" and "\n" not in head and len(head) > columns.HEAD_BYTES // 2
     try:
         record = None if is_long_line else next(iter_json_records(path), None)
     except InputError:
         record = None
     if record is not None and record.error is None:
-        keys = frozenset(record.value)
+        keys = set(record.value)
     else:  # one object over many lines, or longer than a line may be: its keys as far as they are in sight
-        keys = frozenset(re.findall(r'"(\w+)"\s*:', head))
+        keys = set(re.findall(r'"(\w+)"\s*:', head))
+    if not keys:
+        return ("dpr",), ""
     fit = _fitting_records(keys)
     if "data" in keys and "positive_ctxs" not in keys:
         fit = (*(name for name in fit if name != "columns"), "squad")
-    return Glimpse("json", keys, fit=fit)
+    return fit, _shown_keys(keys)
 
 
-def _fitting_records(keys: frozenset[str]) -> tuple[str, ...]:
+def _shown_keys(keys: set[str]) -> str:
+    return f"keys {', '.join(sorted(keys)[:12])}"
+
+
+def _fitting_records(keys: set[str]) -> tuple[str, ...]:
     """Names of the formats that fit; "columns", which are found by many names, only where no other does."""
     names = {
         "dpr": "positive_ctxs" in keys,
@@ -356,21 +354,16 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
         if name not in READERS:
             raise ConfigError(f"format {name} is not known; choose one of {', '.join(READERS)}")
         return name
-    seen = look_at(path)
-    if len(seen.fit) == 1:
-        return seen.fit[0]
-    if seen.kind == "empty" or (seen.kind == "json" and not seen.keys):
-        return "dpr"
-    found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
-    found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
-    if seen.fit:
-        hint = f"say which, e.g. {preparing(f'format={seen.fit[0]}')}"
-        raise InputError(f"fits the formats {' and '.join(seen.fit)} ({found})", file=path, hint=hint)
+    fit, found = look_at(path)
+    if len(fit) == 1:
+        return fit[0]
+    if fit:
+        hint = f"say which, e.g. {preparing(f'format={fit[0]}')}"
+        raise InputError(f"fits the formats {' and '.join(fit)} ({found})", file=path, hint=hint)
     hint = (
-        f"or name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')}"
+        f"or name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')};"
+        " of a table, separate them by tabs, or by commas under a header such as question,passage"
     )
-    if seen.kind == "table":
-        hint = "separate columns by tabs, or by commas under a header such as question,passage"
     expected = f"one of the formats {', '.join(READERS)} (dpr prepare --help shows them)"
     raise InputError(
         f"not training data of a known format ({found})", file=path, expected=expected, hint=hint

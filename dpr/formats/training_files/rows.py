@@ -16,6 +16,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample, text_sha256
 from dpr.formats.arrow_files import arrow_rows, is_arrow
 from dpr.formats.json_records import JsonRecord, iter_json_records
+from dpr.formats.text_input import located
 from dpr.storage.durable import durable_file
 
 logger = get_logger(__name__)
@@ -97,10 +98,10 @@ class SourceRow:
 def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], value: Any) -> SourceRow:
     """The row that ``parse`` makes of ``value``: the fields of a table, a record. Its ValueError makes a bad row."""
     try:
-        return SourceRow(file, line, parse(value))
-    except ValueError as error:
-        problem = error if isinstance(error, InputError) else InputError(str(error), file=file, line=line)
-        return SourceRow(file, line, None, problem)
+        with located(file, line):
+            return SourceRow(file, line, parse(value))
+    except InputError as error:
+        return SourceRow(file, line, None, error)
 
 
 def record_rows(
