@@ -22,6 +22,7 @@ from dpr.formats.text_input import (
     open_input,
     without_nul,
 )
+from dpr.storage.durable import MAX_JSON_BYTES
 from dpr.storage.untrusted import STRICT, TooDeepError, describe, require_shallow
 
 _WINDOW = 2**20
@@ -75,20 +76,22 @@ def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield record.line, record.value
 
 
-def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
-    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members
-    are passed over.
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The one JSON object that a file holds, plain or gzip, with the checks of a record.
 
     Raises:
-        InputError: what cannot be skipped: an unreadable file, an object that is not JSON or does not end, no
-        such array.
+        InputError: it is not one, larger than MAX_JSON_BYTES, or the file cannot be read.
     """
     with open_input(path) as stream:
-        line, first = _skip_space(stream)
-        if first != b"{":
-            found = f"starts with {first.decode('latin-1')!r}" if first else "is empty"
-            raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
-        yield from _array_records(stream, path, line, key)
+        content = stream.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise InputError(
+            f"has more than {MAX_JSON_BYTES:,} bytes", file=path, expected="a smaller JSON object"
+        )
+    record = _record(content.removeprefix(BOM), path, 1, 0)
+    if record.error is not None:
+        raise record.error
+    return record.value
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -130,8 +133,8 @@ def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = Fal
     return JsonRecord(line, value, error)
 
 
-def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = "") -> Iterator[JsonRecord]:
-    """Records of the array that begins here, or of the one under ``key`` of the object that does.
+def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator[JsonRecord]:
+    """Records of the array that begins here.
 
     Raises:
         InputError: it is not JSON, does not end, is nested too deeply, or something follows it.
@@ -188,26 +191,6 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
 
     sign()
     following = sign(1)  # after the bracket
-    name = ""
-    while key and name != f'"{key}"':
-        if following != '"':
-            raise InputError(f"no list {key!r} in the object", file=path)
-        end = value_end()
-        name = text[start:end]
-        move(end)
-        if sign() != ":":
-            raise fail(f"not JSON: no colon after {name[:100]}")
-        following = sign(1)
-        if name != f'"{key}"':
-            move(value_end())
-            following = sign()
-            if following == ",":
-                following = sign(1)
-        elif following != "[":
-            raise InputError(f"no list {key!r} in the object", file=path)
-        else:
-            following = sign(1)
-
     while following != "]":
         end = value_end()
         yield _record(text[start:end].encode(errors="surrogateescape"), path, line, column)
@@ -220,7 +203,7 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
         elif following != "]":
             raise fail(f"not JSON: {following!r} after a record")
 
-    if not key and (following := sign(1)):
+    if following := sign(1):
         raise fail(f"{following!r} after the end of the array, expected nothing")
 
 

@@ -18,7 +18,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.arrow_files import chosen_split, column_names, is_arrow
 from dpr.formats.corpora import durable_text, require_word
 from dpr.formats.delimited import table_form
-from dpr.formats.json_records import indented_record, iter_json_records, iter_member_records
+from dpr.formats.json_records import indented_record, iter_json_records, read_json_object
 from dpr.formats.question_sets import Judgement, grade_of, judgement_rows, names_judgements
 from dpr.formats.text_input import located
 from dpr.formats.text_store import open_store
@@ -123,20 +123,23 @@ def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     title is that of its passages.
 
     A question without answer in its paragraph (SQuAD 2.0) has no positive. A bad row ends its article. It is
-    named by the line of the article and the place inside it, since most such files are a single line.
+    named by its place, since most such files are a single line. The whole file is held in memory.
     """
-    for index, record in enumerate(iter_member_records(path, "data")):
+    articles = read_json_object(path).get("data")
+    if not isinstance(articles, list):
+        raise InputError("no list 'data' in the object", file=path)
+    for index, article in enumerate(articles):
         try:
-            with located(path, record.line):
-                if record.error is not None:
-                    raise record.error
-                for sample in _squad_samples(record.value, f"data[{index}]"):
-                    yield SourceRow(path, record.line, sample)
+            with located(path, 1):
+                for sample in _squad_samples(article, f"data[{index}]"):
+                    yield SourceRow(path, 1, sample)
         except InputError as problem:
-            yield SourceRow(path, record.line, None, problem)
+            yield SourceRow(path, 1, None, problem)
 
 
-def _squad_samples(article: dict[str, Any], where: str) -> Iterator[TrainingSample]:
+def _squad_samples(article: Any, where: str) -> Iterator[TrainingSample]:
+    if not isinstance(article, dict):
+        raise ValueError(f"{where} is {describe(article)}, expected an object")
     # File names of Wikipedia pages have underscores for spaces.
     title = title_of(article.get("title"), f"{where}.title").replace("_", " ")
     for inside, paragraph in _objects(article.get("paragraphs"), f"{where}.paragraphs"):
