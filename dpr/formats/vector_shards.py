@@ -109,15 +109,11 @@ class VectorShardWriter(Steps):
                 )
         encoded = [key.encode() for key in ids]
         if any(not 0 < len(key) <= MAX_ID_BYTES or b"\0" in key for key in encoded):
-            found = (
-                f"chunk {number}: an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
-            )
-            raise InputError(found, file=self.folder)
-        if len(set(ids)) != len(ids):
-            ((repeated, _),) = Counter(ids).most_common(1)
-            raise InputError(
-                f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder, expected="unique ids"
-            )
+            found = f"an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
+            raise InputError(f"chunk {number}: {found}", file=self.folder)
+        ((repeated, times),) = Counter(ids).most_common(1)
+        if times > 1:
+            raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder)
         arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
         if self.is_complete():
             self.reopen()
@@ -138,13 +134,9 @@ class VectorShardWriter(Steps):
         proofs = self.proofs()
         if num_chunks is None:
             num_chunks = max(proofs, default=0) + 1
-        missing = sorted(set(range(num_chunks)) - set(proofs))
-        if missing or len(proofs) != num_chunks:
-            found = (
-                f"{len(missing)} chunks are missing, first {missing[:5]}"
-                if missing
-                else f"{len(proofs)} chunks, not {num_chunks}"
-            )
+        if list(proofs) != list(range(num_chunks)):
+            missing = sorted(set(range(num_chunks)) - set(proofs))
+            found = f"{len(missing)} chunks are missing, first {missing[:5]}: {len(proofs)} of {num_chunks} are there"
             raise InputError(found, file=self.folder, hint="rerun the same command to write them")
         num_vectors = sum(len(PackedIds.mapped(self.folder / _file("ids", number))) for number in proofs)
         self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks})
@@ -163,13 +155,11 @@ class VectorShard:
 
     def __init__(self, path: str | Path, *, verify: bool = True) -> None:
         self.path = Path(path)
-        if (self.path / CLAIM).is_file() and not (self.path / MANIFEST).is_file():
-            raise InputError(
-                "these vectors are unfinished",
-                file=self.path,
-                hint="run the embedding command again to finish them",
-            )
-        self._seen = file_state(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ()
+        file = self.path / MANIFEST
+        if (self.path / CLAIM).is_file() and not file.is_file():
+            hint = "run the embedding command again to finish them"
+            raise InputError("these vectors are unfinished", file=self.path, hint=hint)
+        self._seen = file_state(file) if file.exists() else ()
         manifest = read_manifest(self.path)
         self.metadata: Metadata = manifest["metadata"]
         numbers = [self.metadata.get(key) for key in ("num_vectors", "dimension")]
@@ -179,9 +169,8 @@ class VectorShard:
             or self.dtype not in DTYPES
             or not all(isinstance(value, str | int | float | bool) for value in self.metadata.values())
         ):
-            raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST)
-        self.num_vectors = int(self.metadata["num_vectors"])
-        self.dimension = int(self.metadata["dimension"])
+            raise InputError("the manifest is not one of a vector shard", file=file)
+        self.num_vectors, self.dimension = map(int, numbers)
         chunks: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         for name, entry in manifest["files"].items():
             if match := _CHUNK_FILE.fullmatch(name):
@@ -193,17 +182,13 @@ class VectorShard:
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
         problems = [problem for problem in problems if not RECORDS.match(problem)]
         num_files = len(array_names(self.dtype)) + 1
-        if list(self._chunks) != list(range(len(self._chunks))) or any(
-            len(files) != num_files for files in self._chunks.values()
-        ):
+        is_whole = all(len(files) == num_files for files in self._chunks.values())
+        if not is_whole or list(self._chunks) != list(range(len(self._chunks))):
             problems.append("chunks are missing")
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            raise InputError(
-                problems[0] + more,
-                file=self.path,
-                hint="run the embedding command again, it rewrites damaged chunks",
-            )
+            hint = "run the embedding command again, it rewrites damaged chunks"
+            raise InputError(problems[0] + more, file=self.path, hint=hint)
 
     def __len__(self) -> int:
         return self.num_vectors
@@ -271,17 +256,12 @@ def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
         matches = matching_paths(pattern)
         if not matches:
-            raise InputError(
-                "no vectors found",
-                file=pattern,
-                hint="generate_embeddings.py writes them as <out_file>_<shard_id>",
-            )
+            hint = "generate_embeddings.py writes them as <out_file>_<shard_id>"
+            raise InputError("no vectors found", file=pattern, hint=hint)
         # digits are compared as numbers
         paths += sorted(matches, key=lambda path: [part.zfill(9) for part in re.split(r"(\d+)", str(path))])
     paths = list(dict.fromkeys(paths))
-    with ThreadPoolExecutor(
-        min(len(paths), os.cpu_count() or 1)
-    ) as pool:  # hashing works outside the interpreter's lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(partial(VectorShard, verify=verify), paths))
     require_compatible([(shard.path, shard.metadata) for shard in shards])
     # What was proved once for the same files is not proved again.
@@ -301,10 +281,8 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
     for path, metadata in shards[1:]:
         for key, what in _MUST_AGREE.items():
             if metadata.get(key) != first.get(key):
-                found = (
-                    f"these vectors are {what} than {first_path} ({key} {metadata.get(key)!r}, there"
-                    f" {first.get(key)!r})"
-                )
+                differ = f"{key} {metadata.get(key)!r}, there {first.get(key)!r}"
+                found = f"these vectors are {what} than {first_path} ({differ})"
                 raise InputError(found, file=path, hint="embed the corpus again with one model")
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
     for path, metadata in shards:

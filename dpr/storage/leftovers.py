@@ -75,14 +75,9 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        found = (
-            "it is not a plain file"
-            if not stat.S_ISLNK(kind) and kind != stat.S_IFREG
-            else "it is a symbolic link"
-        )
-        raise OutputError(
-            path, found, hint="remove it; it may lead to a file that is not to be overwritten"
-        ) from None
+        found = "it is a symbolic link, or not a plain file"
+        hint = "remove it; it may lead to a file that is not to be overwritten"
+        raise OutputError(path, found, hint=hint) from None
 
 
 def remove_leftovers(parent: Path) -> None:

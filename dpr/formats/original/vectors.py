@@ -101,15 +101,12 @@ def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _vector(value: Any, row: int) -> np.ndarray:
-    of, state, arguments = (
-        (value.of, value.state, value.arguments) if isinstance(value, Record) else ("", None, ())
-    )
-    if of in _RECONSTRUCT and isinstance(state, tuple) and len(state) == 5:
-        _, shape, dtype, _, data = state
-    elif of in _FROM_BUFFER and len(arguments) == 4:
-        data, dtype, shape, _ = arguments
-    else:
-        raise MalformedPickle(f"entry {row} does not hold a vector")
+    data = shape = dtype = None
+    if isinstance(value, Record):
+        if value.of in _RECONSTRUCT and isinstance(value.state, tuple) and len(value.state) == 5:
+            _, shape, dtype, _, data = value.state
+        elif value.of in _FROM_BUFFER and len(value.arguments) == 4:
+            data, dtype, shape, _ = value.arguments
     is_float32 = (
         isinstance(dtype, Record)
         and dtype.of == "numpy.dtype"
@@ -117,14 +114,8 @@ def _vector(value: Any, row: int) -> np.ndarray:
         and isinstance(dtype.state, tuple)
         and dtype.state[1:2] == ("<",)
     )
-    numbers = (
-        [size for size in shape if size != 1] if isinstance(shape, tuple) and len(shape) <= 8 else [-1, -1]
-    )
-    if (
-        not isinstance(data, bytes | bytearray)
-        or len(numbers) > 1
-        or not is_float32
-        or len(data) != 4 * (*numbers, 1)[0]
-    ):
-        raise MalformedPickle(f"entry {row} is not a float32 vector")
-    return np.frombuffer(data, dtype="<f4")
+    if is_float32 and isinstance(data, bytes | bytearray) and isinstance(shape, tuple) and len(shape) <= 8:
+        sizes = [size for size in shape if size != 1] or [1]
+        if sizes == [len(data) / 4]:
+            return np.frombuffer(data, dtype="<f4")
+    raise MalformedPickle(f"entry {row} does not hold a float32 vector")

@@ -362,7 +362,7 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
         raise InputError(f"fits the formats {' and '.join(fit)} ({found})", file=path, hint=hint)
     hint = (
         f"or name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')};"
-        " of a table, separate them by tabs, or by commas under a header such as question,passage"
+        " of a table, separate columns by tabs, or by commas under a header such as question,passage"
     )
     expected = f"one of the formats {', '.join(READERS)} (dpr prepare --help shows them)"
     raise InputError(
