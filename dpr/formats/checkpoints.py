@@ -65,7 +65,6 @@ METRICS_RECORD = "metrics_lines"
 follow."""
 FILES_RECORD = "files"
 """Under this key, once the run has ended, those of the other JSON files beside it, by name."""
-_CHUNK = 2**20
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -141,14 +140,8 @@ def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
     """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file
     counts as empty."""
     file = run / METRICS_LINES
-    digest = hashlib.sha256()
-    read = 0
-    if file.exists():
-        with open(file, "rb") as data:
-            while chunk := data.read(_CHUNK if size is None else min(_CHUNK, size - read)):
-                digest.update(chunk)
-                read += len(chunk)
-    return {"bytes": read, "sha256": digest.hexdigest()}
+    content = file.read_bytes()[:size] if file.exists() else b""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_run(run: Path, metadata: Mapping[str, Any]) -> None:

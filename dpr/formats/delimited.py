@@ -22,18 +22,9 @@ _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
 
 # The first one that is there counts. A passage's own id stands before that of the document it was cut from:
 # MS MARCO's have pid and docid.
-PASSAGE_IDS = (
-    "_id",
-    "id",
-    "passage_id",
-    "psg_id",
-    "pid",
-    "docid",
-    "doc_id",
-    "document_id",
-    "docno",
-    "corpus_id",
-)
+ROW_IDS = ("_id", "id")
+NAMED_PASSAGE_IDS = ("passage_id", "psg_id", "pid", "docid", "doc_id", "document_id", "docno", "corpus_id")
+PASSAGE_IDS = (*ROW_IDS, *NAMED_PASSAGE_IDS)
 # fmt: off
 PASSAGE_TEXTS = (
     "text", "contents", "content", "passage", "passage_text",
@@ -41,7 +32,8 @@ PASSAGE_TEXTS = (
 )
 # fmt: on
 TITLES = ("title", "passage_title", "document_title", "doc_title")
-QUESTION_IDS = ("_id", "id", "query_id", "qid", "question_id", "topic_id")
+NAMED_QUESTION_IDS = ("query_id", "qid", "question_id", "topic_id")
+QUESTION_IDS = (*ROW_IDS, *NAMED_QUESTION_IDS)
 QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
 ANSWERS = ("answers", "answer")
 POSITIVES = (

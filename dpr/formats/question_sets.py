@@ -23,6 +23,8 @@ from dpr.formats.corpora import (
 from dpr.formats.delimited import (
     ANSWERS,
     GRADES,
+    NAMED_PASSAGE_IDS,
+    NAMED_QUESTION_IDS,
     QUESTION_IDS,
     QUESTIONS,
     holds_rows,
@@ -40,19 +42,8 @@ Qrels = dict[str, dict[str, int]]
 Judgement = tuple[str, str, int]
 _LARGEST_GRADE = 2**31 - 1  # of 32 bits, as trec_eval holds them
 _JUDGED = {
-    "question": ("query_id", "qid", "question_id", "topic_id", "topic", "query", "question"),
-    "passage": (
-        "corpus_id",
-        "docid",
-        "doc_id",
-        "pid",
-        "passage_id",
-        "document_id",
-        "docno",
-        "doc",
-        "passage",
-        "document",
-    ),
+    "question": (*NAMED_QUESTION_IDS, "topic", "query", "question"),
+    "passage": (*NAMED_PASSAGE_IDS, "doc", "passage", "document"),
     "grade": GRADES,
 }
 _ASKED = {"questions": (*QUESTIONS, "text")}

@@ -19,6 +19,7 @@ from dpr.formats.arrow_files import is_arrow
 from dpr.formats.delimited import (
     GRADES,
     LABELS,
+    NAMED_QUESTION_IDS,
     NEGATIVES,
     PASSAGE_IDS,
     POSITIVES,
@@ -57,7 +58,6 @@ from dpr.formats.training_records import (
 
 HEAD_BYTES = 2**16
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
-_QUESTION_IDS = tuple(name for name in QUESTION_IDS if name not in ("_id", "id"))  # which are the row's
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
 _NEGATIVE_IDS = (
     "negative_id",
@@ -77,7 +77,7 @@ _KNOWN = (
     *QUESTIONS,
     *POSITIVES,
     *NEGATIVES,
-    *_QUESTION_IDS,
+    *NAMED_QUESTION_IDS,
     *_POSITIVE_IDS,
     *_NEGATIVE_IDS,
     *TITLES,
@@ -94,7 +94,7 @@ def has_columns(keys: Iterable[str]) -> bool:
     names = set(keys)
     if "paragraphs" in names:  # SQuAD's, where questions lie deeper
         return False
-    return bool(names & {*QUESTIONS, *_QUESTION_IDS}) and bool(names & {*POSITIVES, *_POSITIVE_IDS})
+    return bool(names & {*QUESTIONS, *NAMED_QUESTION_IDS}) and bool(names & {*POSITIVES, *_POSITIVE_IDS})
 
 
 def is_header(fields: Sequence[str]) -> bool:
@@ -199,14 +199,15 @@ def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) 
 
     def passages_in(record: dict[str, Any], name: str, title: str = "") -> tuple[Passage, ...]:
         value = _at(record, name)
-        passages = passages_of(value, name, None if name in TEVATRON_LISTS else corpus, title=title)
+        find = None if corpus is None or name in TEVATRON_LISTS else corpus.passage
+        passages = passages_of(value, name, find, title=title)
         scores = f"{name}_scores"  # FlagEmbedding's lists beside the texts
         if name in ("pos", "neg") and record.get(scores) is not None:
             return with_scores(passages, record[scores], scores)
         return passages
 
     def parse(record: dict[str, Any]) -> TrainingSample:
-        name = column(record, "question", _QUESTION_IDS if queries else QUESTIONS)
+        name = column(record, "question", NAMED_QUESTION_IDS if queries else QUESTIONS)
         question = _at(record, name)
         answers: tuple[str, ...] = ()
         if queries is not None:
