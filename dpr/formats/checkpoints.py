@@ -230,9 +230,9 @@ def warn_of_verdict(checkpoint: Path) -> None:
             logger.warning(message, checkpoint, verdict.get("line"))
 
 
-def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
+def resolve_checkpoint(path: Path) -> Path:
     """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no
-    best or it is not preferred. The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
+    best. The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
 
     Raises:
         CheckpointError: there is none.
@@ -244,7 +244,7 @@ def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
         if not isinstance(run, dict):
             raise CheckpointError(f"is {describe(run)}", file=path / RUN_FILE, expected="an object")
         for key in ("best_checkpoint", "last_checkpoint"):
-            name = run.get(key) if prefer_best or key == "last_checkpoint" else None
+            name = run.get(key)
             if name is None:
                 continue
             # unlike Path.is_dir, False for names that cannot be

@@ -168,14 +168,11 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     return count
 
 
-def require_word(value: str, file: Path, *, hint: str | None = None) -> None:
+def require_word(value: str, file: Path) -> None:
     """Refuses an id that columns separated by spaces or tabs cannot hold."""
     if value.split() != [value]:
-        raise InputError(
-            f"the id {value!r} is empty or holds white space, which this format cannot hold",
-            file=file,
-            hint=hint,
-        )
+        found = f"the id {value!r} is empty or holds white space, which this format cannot hold"
+        raise InputError(found, file=file)
 
 
 @contextmanager

@@ -82,6 +82,7 @@ ALL_NAMES = {
     *NEGATIVES,
     *GRADES,
 }
+_SEPARATORS = {"\t": "tabs", ",": "commas"}
 _HEAD_CHARACTERS = 2**20
 _ENCLOSED = re.compile(r'(?<![^\t])"((?:[^"]|"")*)"(?![^\t])')  # a whole field between tabs
 
@@ -242,17 +243,11 @@ def _has_csv_quotes(texts: Sequence[str]) -> bool:
 
 
 def wrong_columns(
-    file: Path, line: int, row: Sequence[str], form: TableForm, expected: str, *, hint: str = ""
+    file: Path, line: int, row: Sequence[str], form: TableForm, expected: str, *, hint: str
 ) -> InputError:
     """The error of a row with another number of columns; names the delimiter."""
-    says = "columns are separated by " + ("tabs" if form.delimiter == "\t" else "commas")
-    return InputError(
-        f"{len(row)} columns",
-        file=file,
-        line=line,
-        expected=expected,
-        hint=f"{says}; {hint}" if hint else says,
-    )
+    hint = f"columns are separated by {_SEPARATORS[form.delimiter]}; {hint}"
+    return InputError(f"{len(row)} columns", file=file, line=line, expected=expected, hint=hint)
 
 
 def holds_rows(fields: Sequence[str]) -> bool:

@@ -3,7 +3,6 @@ judgements (BEIR, TREC)."""
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from dpr.formats.corpora import (
     first_id,
     has_records,
     is_csv_name,
-    is_json_name,
     read_records,
     require_word,
 )
@@ -27,7 +25,6 @@ from dpr.formats.delimited import (
     NAMED_QUESTION_IDS,
     QUESTION_IDS,
     QUESTIONS,
-    holds_rows,
     name_in,
     named_columns,
     require_name,
@@ -133,27 +130,11 @@ def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Questi
 
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
-    """Writes JSON lines (names in .json/.jsonl) or DPR's CSV, with ids as third column unless they are the
-    row numbers."""
-    file = user_path(path)
-    with durable_text(file) as out:
-        if is_json_name(file):
-            for question in questions:
-                record = {"question": question.text, "answers": list(question.answers), "id": question.id}
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
-            return
-        rows = list(questions)
-        plain = all(question.id == str(index) for index, question in enumerate(rows))
-        writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-        for question in rows:
-            row = [question.text, repr(list(question.answers)), *([] if plain else [question.id])]
-            if holds_rows(row):
-                raise InputError(
-                    f"question {question.id!r} holds a carriage return, or a tab beside a newline",
-                    file=file,
-                    hint="write .jsonl instead",
-                )
-            writer.writerow(row)
+    """Writes JSON lines."""
+    with durable_text(user_path(path)) as out:
+        for question in questions:
+            record = {"question": question.text, "answers": list(question.answers), "id": question.id}
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def read_qrels(path: str | Path) -> Qrels:

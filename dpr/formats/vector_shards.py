@@ -20,7 +20,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +244,7 @@ class VectorShard:
         return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)
 
 
-def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[VectorShard]:
+def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:
     """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong
     together.
 
@@ -262,7 +262,7 @@ def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[
         paths += sorted(matches, key=lambda path: [part.zfill(9) for part in re.split(r"(\d+)", str(path))])
     paths = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing works outside the interpreter's lock
-        shards = list(pool.map(partial(VectorShard, verify=verify), paths))
+        shards = list(pool.map(VectorShard, paths))
     require_compatible([(shard.path, shard.metadata) for shard in shards])
     # What was proved once for the same files is not proved again.
     proved = [shard.ids_sha256() for shard in shards]

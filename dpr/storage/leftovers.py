@@ -48,10 +48,10 @@ def this_process() -> ProcessName:
     return ProcessName(_host(), os.getpid(), _start_of(os.getpid()) or 0)
 
 
-def temporary_beside(target: Path, kind: str = _TEMPORARY, *, process: ProcessName | None = None) -> Path:
-    """Where this process, or another one, writes the future ``target``, or moves a file or folder that it
+def temporary_beside(target: Path, kind: str = _TEMPORARY) -> Path:
+    """Where this process writes the future ``target``, or moves a file or folder that it
     replaces."""
-    process = process or this_process()
+    process = this_process()
     return target.parent / f"{kind}{target.name}-{process.pid}.{process.start}@{_in_a_name(process.host)}"
 
 
