@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +28,6 @@ from dpr.formats.delimited import (
     QUESTIONS,
     TITLES,
     are_names,
-    holds_rows,
     name_in,
     named_columns,
     normal_name,
@@ -38,7 +36,7 @@ from dpr.formats.delimited import (
     table_rows,
     wrong_columns,
 )
-from dpr.formats.json_records import iter_json_objects
+from dpr.formats.json_records import is_finite_number, iter_json_objects
 from dpr.formats.text_input import has_lone_surrogate, located
 from dpr.formats.training_records import id_of, string_of, title_in
 from dpr.storage.durable import durable_file
@@ -154,16 +152,18 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 continue
             row = (passage.id, passage.text, passage.title)
-            if row == _HEADER or passage.text != passage.text.strip('"') or holds_rows(row):
+            if (
+                row == _HEADER
+                or passage.text != passage.text.strip('"')
+                # a line of a text could be taken for a row
+                or any("\r" in text or ("\t" in text and "\n" in text) for text in row)
+            ):
                 reason = (
                     "column names, quotes around a text, carriage returns, and tabs beside newlines do not survive"
                     " in a passages TSV"
                 )
-                raise InputError(
-                    f"passage {passage.id!r} cannot be written: {reason}",
-                    file=file,
-                    hint="write .jsonl instead",
-                )
+                found = f"passage {passage.id!r} cannot be written: {reason}"
+                raise InputError(found, file=file, hint="write .jsonl instead")
             writer.writerow(row)
     return count
 
@@ -272,17 +272,19 @@ def origin_of(record: Mapping[str, Any]) -> Origin | None:
     names neither file nor address; what is of another type counts as absent."""
     if not record.get("metadata") and "file" not in record and "url" not in record:
         return None  # the most common record, said at once
-    texts = []
-    for name in ("file", "heading", "url"):
+
+    def text(name: str) -> str:
         value = field_of(record, name)
-        texts.append(value if isinstance(value, str) and not has_lone_surrogate(value) else "")
-    file, heading, url = texts
+        return value if isinstance(value, str) and not has_lone_surrogate(value) else ""
+
+    file = text("file")
+    url = text("url")
     if not _WEB_ADDRESS.fullmatch(url) or not url.isprintable():
         url = ""
     if not file and not url:
         return None
     line = field_of(record, "line")
-    return Origin(file, heading, line if type(line) is int and 0 <= line < 2**63 else None, url)
+    return Origin(file, text("heading"), line if type(line) is int and 0 <= line < 2**63 else None, url)
 
 
 def origin_record(origin: Origin) -> dict[str, Any]:
@@ -319,10 +321,10 @@ def checked_field(name: str, kind: str, value: Any) -> Any:
     if value is None:
         return None
     is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")
-    if isinstance(value, str):
-        is_kind = is_kind and not has_lone_surrogate(value)
-    elif kind in ("int", "float"):
-        is_kind = is_kind and abs(value) <= (_LARGEST_INT if kind == "int" else sys.float_info.max)
+    if is_kind and kind == "text":
+        is_kind = not has_lone_surrogate(value)
+    elif is_kind and kind != "bool":
+        is_kind = is_finite_number(value) and (kind == "float" or abs(value) <= _LARGEST_INT)
     if not is_kind:
         raise ValueError(
             f"{name} is {describe(value)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}"

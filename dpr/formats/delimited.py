@@ -248,8 +248,3 @@ def wrong_columns(
     """The error of a row with another number of columns; names the delimiter."""
     hint = f"columns are separated by {_SEPARATORS[form.delimiter]}; {hint}"
     return InputError(f"{len(row)} columns", file=file, line=line, expected=expected, hint=hint)
-
-
-def holds_rows(fields: Sequence[str]) -> bool:
-    """Whether a row, written as csv, might not be read back: a line of a text could be taken for a row."""
-    return any("\r" in text or ("\t" in text and "\n" in text) for text in fields)

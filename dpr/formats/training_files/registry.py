@@ -72,28 +72,22 @@ def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
     if sample.answers:
         record["answers"] = list(sample.answers)
     negatives = sample.hard_negatives + sample.other_negatives
-    record["positive_passages"] = [_tevatron_passage(passage) for passage in sample.positives]
-    record["negative_passages"] = [_tevatron_passage(passage) for passage in negatives]
-    return record
-
-
-def _tevatron_passage(passage: Passage) -> dict[str, Any]:
-    record: dict[str, Any] = {"docid": content_id(passage), "title": passage.title, "text": passage.text}
-    if passage.teacher_score is not None:
-        record["score"] = passage.teacher_score
+    for key, listed in (("positive_passages", sample.positives), ("negative_passages", negatives)):
+        record[key] = [{"docid": content_id(one), "title": one.title, "text": one.text} for one in listed]
+        for passage, written in zip(listed, record[key], strict=True):
+            if passage.teacher_score is not None:
+                written["score"] = passage.teacher_score
     return record
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
     """Title and text are joined by a space; ids and answers have no place in this format."""
     record: dict[str, Any] = {"query": sample.question}
-    lists = {"pos": sample.positives, "neg": sample.hard_negatives + sample.other_negatives}
-    for key, listed in lists.items():
-        record[key] = [
-            f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed
-        ]
-    if any(passage.teacher_score is not None for listed in lists.values() for passage in listed):
-        for key, listed in lists.items():
+    negatives = sample.hard_negatives + sample.other_negatives
+    has_scores = any(passage.teacher_score is not None for passage in sample.positives + negatives)
+    for key, listed in (("pos", sample.positives), ("neg", negatives)):
+        record[key] = [f"{one.title} {one.text}" if one.title else one.text for one in listed]
+        if has_scores:
             record[f"{key}_scores"] = [passage.teacher_score for passage in listed]
     return record
 
@@ -147,13 +141,12 @@ def _squad_samples(article: Any, where: str) -> Iterator[TrainingSample]:
         for place, entry in _objects(paragraph.get("qas"), f"{inside}.qas"):
             question = text_of(entry.get("question"), f"{place}.question")
             listed = _objects(entry.get("answers") or [], f"{place}.answers")
-            answers = checked_answers(
-                list(dict.fromkeys(str(answer.get("text", "")) for _, answer in listed))
-            )
+            texts = dict.fromkeys(str(answer.get("text", "")) for _, answer in listed)
+            answers = checked_answers([text for text in texts if text])
             if entry.get("is_impossible") is True:
                 yield TrainingSample(question, ())
             else:
-                yield TrainingSample(question, (passage,), answers=tuple(filter(None, answers)))
+                yield TrainingSample(question, (passage,), answers=answers)
 
 
 def _objects(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
@@ -173,12 +166,12 @@ def read_beir(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     folder = path.parent.parent
     if path.is_dir():
         folder = path
-        names = [file.name for file in sorted((folder / "qrels").glob("*.tsv*"))]
-        by_split = {name.removesuffix(".gz").removesuffix(".tsv"): name for name in names}
+        files = sorted((folder / "qrels").glob("*.tsv*"))
+        by_split = {file.name.removesuffix(".gz").removesuffix(".tsv"): file for file in files}
         if not by_split:
             expected = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
             raise InputError("no qrels/*.tsv", file=folder, expected=expected)
-        qrels = folder / "qrels" / by_split[chosen_split(list(by_split), options.split, folder)]
+        qrels = by_split[chosen_split(list(by_split), options.split, folder)]
     stores = []
     for name, given in (("corpus", options.corpus), ("queries", options.queries)):
         beside = (folder / f"{name}{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz"))
@@ -331,14 +324,13 @@ def _fitting_table(fields: tuple[str, ...]) -> tuple[str, ...]:
     is_text = any(" " in field.strip() for field in fields[:2])
     if len(fields) == 3 and number_of(fields[2]) is not None and (is_text or grade is None):
         return ("pairs",)
-    names = []
-    if len(fields) in (3, 4) and grade is not None:
-        names.append("beir")
-    if len(fields) == 3 and fields[0].strip().lower() != "id":
-        names.append("triples")
-    if len(fields) == 2 and not is_printed_list(fields[1]):  # DPR's questions have their answers there
-        names.append("pairs")
-    return tuple(names)
+    names = {
+        "beir": len(fields) in (3, 4) and grade is not None,
+        "triples": len(fields) == 3 and fields[0].strip().lower() != "id",
+        # DPR's questions have their answers in the second column
+        "pairs": len(fields) == 2 and not is_printed_list(fields[1]),
+    }
+    return tuple(name for name, fits in names.items() if fits)
 
 
 def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
