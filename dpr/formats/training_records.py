@@ -272,9 +272,8 @@ def answers_in(text: str) -> Any:
         ValueError: the text is no such literal.
     """
     try:
-        with warnings.catch_warnings():
-            # regex answers such as '\d' are legal literals for which Python warns
-            warnings.simplefilter("ignore")
+        # regex answers such as '\d' are legal literals for which Python warns
+        with warnings.catch_warnings(action="ignore"):
             value = ast.literal_eval(_with_commas(text.strip()))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")

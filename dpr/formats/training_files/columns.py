@@ -97,11 +97,6 @@ def has_columns(keys: Iterable[str]) -> bool:
     return bool(names & {*QUESTIONS, *NAMED_QUESTION_IDS}) and bool(names & {*POSITIVES, *_POSITIVE_IDS})
 
 
-def is_header(fields: Sequence[str]) -> bool:
-    """Whether the first row of a table names columns that can be read."""
-    return has_columns(name.strip().lower() for name in fields)
-
-
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Rows whose columns hold texts, lists of texts, objects with text and title, or, with a corpus, ids."""
     if unknown := set(options.columns) - set(ROLES):

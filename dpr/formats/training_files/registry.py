@@ -315,7 +315,7 @@ def _fitting_records(keys: set[str]) -> tuple[str, ...]:
 
 
 def _fitting_table(fields: tuple[str, ...]) -> tuple[str, ...]:
-    if columns.is_header(fields):
+    if columns.has_columns(name.strip().lower() for name in fields):
         return ("columns",)
     if names_judgements(fields):
         return ("beir",)

@@ -123,9 +123,9 @@ def record_rows(
     if is_arrow(path):
         for file, number, value in arrow_rows(path, split=options.split):
             yield parsed_row(file, number, parse_record, JsonRecord(number, value))
-        return
-    for record in iter_json_records(path):
-        yield parsed_row(path, record.line, parse_record, record)
+    else:
+        for record in iter_json_records(path):
+            yield parsed_row(path, record.line, parse_record, record)
 
 
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
@@ -212,9 +212,8 @@ class UsableRows:
             error = row.error or InputError("bad row")
             if self._limit is None:
                 hint = error.hint or "on_bad_row=skip leaves such rows out and lists them"
-                raise InputError(
-                    error.found, file=row.file, line=row.line, expected=error.expected, hint=hint
-                )
+                found = error.found
+                raise InputError(found, file=row.file, line=row.line, expected=error.expected, hint=hint)
             self.counts.rejected += 1
             reason = error.found + (f", expected {error.expected}" if error.expected else "")
             self._rejects.append({"file": str(row.file), "line": row.line, "reason": reason})
@@ -230,17 +229,13 @@ class UsableRows:
     def require_some(self, files: Sequence[Path]) -> None:
         """Raises InputError if no row can be used."""
         counts = self.counts
-        if not counts.kept:
-            raise InputError(
-                (
-                    f"no rows can be used: of {counts.read}, {counts.dropped} have no positive passage and"
-                    f" {counts.rejected} are bad"
-                )
-                if counts.read
-                else "holds no rows",
-                file=shown(files),
-                expected="at least one training record",
-            )
+        if counts.kept:
+            return
+        found = "holds no rows"
+        if counts.read:
+            bad = f"{counts.dropped} have no positive passage and {counts.rejected} are bad"
+            found = f"no rows can be used: of {counts.read}, {bad}"
+        raise InputError(found, file=shown(files), expected="at least one training record")
 
     def list_rejected(self, file: Path | None = None) -> None:
         """Lists bad rows, if there are any: file, line and reason, one JSON object a line."""
