@@ -57,7 +57,11 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, wit
     with durable_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
-            record: dict[str, Any] = {"question": result.question, "id": result.id, "answers": list(result.answers)}
+            record: dict[str, Any] = {
+                "question": result.question,
+                "id": result.id,
+                "answers": list(result.answers),
+            }
             record["ctxs"] = [
                 {"id": hit.id}
                 | ({"title": hit.title, "text": hit.text} if with_texts else {})
