@@ -101,14 +101,12 @@ def read_passages(
         yield replace(passage, id=whole) if id_prefix else passage
 
 
-def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
+def check_unique_ids(file: Path, columns: Columns = DEFAULT_COLUMNS) -> int:
     """Checks that no id occurs twice, and returns the number of passages. Holds 8 bytes of each in memory.
 
     Raises:
         InputError: an id occurs twice (names it and its two lines).
     """
-    file = Path(path)
-    columns = (id_col, text_col, title_col)
     # hash() is keyed at random per process, so no file can be made to collide on purpose.
     hashes = np.fromiter((hash(passage.id) for _, passage, _ in passage_rows(file, columns)), dtype=np.int64)
     suspects = set(repeated_hashes(hashes).tolist())

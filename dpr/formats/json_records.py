@@ -170,13 +170,14 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator
                 return text[start : start + 1]
             fill()
 
-    def value_end() -> int:
-        """Where the value ends at which reading goes on."""
-        while True:
+    sign()
+    following = sign(1)  # after the bracket
+    while following != "]":
+        while True:  # until the end of the record is in sight
             try:
                 end = _LENIENT.raw_decode(text, start)[1]
                 if end < len(text) or is_end:
-                    return end
+                    break
             except RecursionError:
                 raise fail(str(TooDeepError())) from None
             except json.JSONDecodeError as error:
@@ -188,11 +189,6 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator
                     hint = "the file may be cut off, or a string not closed"
                     raise fail(f"{found} at column {column + 1}", hint) from None
             fill()
-
-    sign()
-    following = sign(1)  # after the bracket
-    while following != "]":
-        end = value_end()
         yield _record(text[start:end].encode(errors="surrogateescape"), path, line, column)
         move(end)
         following = sign()

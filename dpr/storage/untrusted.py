@@ -58,7 +58,7 @@ def describe(value: Any) -> str:
         return f"of type {type(value).__name__}"
     kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
     text = str(value)
-    return f"the {kind} {text[:40]}..." if len(text) > 40 else f"the {kind} {value!a}"
+    return f"the {kind} {text[:40]!a}..." if len(text) > 40 else f"the {kind} {value!a}"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
