@@ -13,6 +13,7 @@ The scale s is float32, one per vector, in a file of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -118,6 +119,34 @@ def map_ids(path: Path) -> np.ndarray:
         expected = f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
         raise InputError(f"holds {ids.dtype} {ids.shape}", file=path, expected=expected)
     return ids
+
+
+@dataclass
+class ArraySource:
+    """A source made of arrays in memory; ``vectors`` (n, D) float32 or float16."""
+
+    ids: np.ndarray
+    vectors: np.ndarray
+
+    @property
+    def num_vectors(self) -> int:
+        return int(self.vectors.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        return int(self.vectors.shape[1])
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Ids (n,) of dtype 'S' and vectors (n, D), all at once."""
+        yield self.ids, self.vectors
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and vectors (n, D) at these rows."""
+        return self.ids[rows], self.vectors[rows]
+
+    def id_chunks(self) -> Iterator[np.ndarray]:
+        """The ids alone."""
+        yield self.ids
 
 
 class HashIndex:

@@ -62,9 +62,7 @@ class TextStore(MappedBatches):
             InputError: the file has changed since the store was opened.
         """
         require_unchanged(self.file, self._seen)
-        return self._passages(start, len(self) if stop is None else min(stop, len(self)))
-
-    def _passages(self, start: int, stop: int) -> Iterator[Passage]:
+        stop = len(self) if stop is None else min(stop, len(self))
         while start < stop:
             batch, index = self.find(start)
             taken = min(batch.num_rows - index, stop - start)
@@ -84,24 +82,19 @@ class TextStore(MappedBatches):
         batch, index = self.find(row)
         return str(batch.column("id")[index].as_py())
 
-    def __contains__(self, key: str) -> bool:
-        """Whether a record has this id."""
-        return self._row(key) is not None
-
     def passages_with(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out.
 
         Raises:
             InputError: the file has changed since the store was opened.
         """
-        require_unchanged(self.file, self._seen)
         rows = ((key, self._row(key)) for key in counted(list(ids), "reading passages"))
-        return {key: next(self._passages(row, row + 1)) for key, row in rows if row is not None}
+        return {key: next(self.passages(row, row + 1)) for key, row in rows if row is not None}
 
     def passage(self, key: str) -> Passage:
         """The passage with this id. Raises ValueError if there is none."""
         row = self._required(key, "passage")
-        return next(self._passages(row, row + 1))
+        return next(self.passages(row, row + 1))
 
     def question(self, key: str) -> tuple[str, tuple[str, ...]]:
         """The question with this id and its answers. Raises ValueError if there is none."""

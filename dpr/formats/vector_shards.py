@@ -188,9 +188,6 @@ class VectorShard:
             hint = "run the embedding command again, it rewrites damaged chunks"
             raise InputError(problems[0] + more, file=self.path, hint=hint)
 
-    def __len__(self) -> int:
-        return self.num_vectors
-
     def ids_sha256(self) -> str:
         """A hash of the files that hold the ids."""
         return text_sha256(

@@ -4,7 +4,6 @@ held in memory."""
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
+from dpr.formats.arrays import ArraySource
 from dpr.formats.original.inert_pickle import MalformedPickle, Record, load_vectors
 from dpr.storage.durable import describe_file
 
@@ -23,7 +23,7 @@ _FROM_BUFFER = {"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuff
 _NAMES = {*_RECONSTRUCT, *_FROM_BUFFER, "numpy.ndarray", "numpy.dtype"}
 
 
-class PickledVectors:
+class PickledVectors(ArraySource):
     """Ids and vectors of one file.
 
     Raises:
@@ -38,36 +38,17 @@ class PickledVectors:
                 raise MalformedPickle("the file is empty")
             with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 items = load_vectors(mapped, _NAMES.__contains__)
-            self.ids, self.vectors = _arrays(items, size)
+            ids, vectors = _arrays(items, size)
+            super().__init__(ids, vectors)
         except MalformedPickle as error:
             raise InputError(f"{error}; nothing in it was run", file=self.path, expected=EXPECTED) from None
         except OSError as error:
             raise InputError(f"cannot be read ({error.strerror or error})", file=self.path) from None
 
-    @property
-    def num_vectors(self) -> int:
-        return len(self.ids)
-
-    @property
-    def dimension(self) -> int:
-        return int(self.vectors.shape[1])
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the file."""
         return str(describe_file(self.path)["sha256"])
-
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids (n,) of dtype 'S' and vectors (n, D), all at once."""
-        yield self.ids, self.vectors
-
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        """The ids alone."""
-        yield self.ids
-
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and vectors (n, D) at these rows."""
-        return self.ids[rows], self.vectors[rows]
 
 
 def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:

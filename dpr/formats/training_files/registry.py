@@ -10,16 +10,23 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.arrow_files import chosen_split, column_names, is_arrow
-from dpr.formats.corpora import durable_text, require_word
+from dpr.formats.corpora import durable_text, write_passages
 from dpr.formats.delimited import table_form
 from dpr.formats.json_records import indented_record, iter_json_records, read_json_object
-from dpr.formats.question_sets import Judgement, grade_of, judgement_rows, names_judgements
+from dpr.formats.question_sets import (
+    Judgement,
+    Qrels,
+    grade_of,
+    judgement_rows,
+    names_judgements,
+    write_qrels,
+)
 from dpr.formats.text_input import located
 from dpr.formats.text_store import open_store
 from dpr.formats.training_files import columns
@@ -211,42 +218,36 @@ def files_read(path: Path) -> list[Path]:
 
 def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes BEIR's layout as a folder: positives with grade 1, negatives of both kinds with grade 0. Passages
-    without id get one made of their content. Holds a hash per distinct passage.
+    without id get one made of their content. Holds the ids and grades in memory.
 
     Raises:
         InputError: two different passages with the same id; an id that holds white space.
     """
     seen: dict[str, int] = {}
-    count = 0
+    qrels: Qrels = {}
+
+    def passages(queries: IO[str]) -> Iterator[Passage]:
+        for number, sample in enumerate(samples):
+            key = str(number)
+            query = {"_id": key, "text": sample.question, "metadata": {"answers": list(sample.answers)}}
+            queries.write(json.dumps(query, ensure_ascii=False) + "\n")
+            qrels[key] = {}
+            for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
+                name = content_id(passage)
+                content = hash((passage.title, passage.text))
+                if name not in seen:
+                    yield Passage(passage.text, passage.title, name)
+                if seen.setdefault(name, content) != content:
+                    raise InputError(f"two different passages have the id {name!a}", file=path)
+                qrels[key].setdefault(name, int(passage in sample.positives))
+
     # A caller that gives a note has checked what is there, and may be allowed to replace it.
-    with (
-        durable_folder(
-            path, overwrite=note is not None, metadata={"kind": "BEIR layout", "made_of": note}
-        ) as folder,
-        open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,
-        open(folder / "queries.jsonl", "w", encoding="utf-8") as queries,
-    ):
-        (folder / "qrels").mkdir()
-        with open(folder / "qrels" / "train.tsv", "w", encoding="utf-8") as qrels:
-            qrels.write("query-id\tcorpus-id\tscore\n")
-            for count, sample in enumerate(samples, 1):
-                key = str(count - 1)
-                metadata = {"answers": list(sample.answers)}
-                query = {"_id": key, "text": sample.question, "metadata": metadata}
-                queries.write(json.dumps(query, ensure_ascii=False) + "\n")
-                grades: dict[str, int] = {}
-                for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
-                    name = content_id(passage)
-                    content = hash((passage.title, passage.text))
-                    if name not in seen:
-                        require_word(name, path)
-                        record = {"_id": name, "title": passage.title, "text": passage.text}
-                        corpus.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    if seen.setdefault(name, content) != content:
-                        raise InputError(f"two different passages have the id {name!a}", file=path)
-                    grades.setdefault(name, int(passage in sample.positives))
-                qrels.writelines(f"{key}\t{name}\t{grade}\n" for name, grade in grades.items())
-    return count
+    metadata = {"kind": "BEIR layout", "made_of": note}
+    with durable_folder(path, overwrite=note is not None, metadata=metadata) as folder:
+        with open(folder / "queries.jsonl", "w", encoding="utf-8") as queries:
+            write_passages(folder / "corpus.jsonl", passages(queries))
+        write_qrels(folder / "qrels" / "train.tsv", qrels)
+    return len(qrels)
 
 
 READERS: dict[str, Callable[[Path, ReadOptions], Iterator[SourceRow]]] = {
