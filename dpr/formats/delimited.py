@@ -148,8 +148,6 @@ class TableForm:
     delimiter: str = "\t"
     is_quoted: bool = False
     """Whether it is a csv file; else quotes are text."""
-    line: int = 0
-    """Where the first row ends, counted from 1; 0 in a file without rows."""
     first: list[str] = field(default_factory=list)
     """The first row's fields."""
 
@@ -218,9 +216,8 @@ def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = Fals
         if len(cells) > 1 and (commas or (are_names(names) and {*names} & ALL_NAMES)):
             delimiter = ","
     is_quoted = delimiter == "," or _has_csv_quotes(texts)
-    form = TableForm(delimiter, is_quoted)
-    first_line, first = next(rows_of(head, form, path))
-    return TableForm(delimiter, is_quoted, first_line, first)
+    _, first = next(rows_of(head, TableForm(delimiter, is_quoted), path))
+    return TableForm(delimiter, is_quoted, first)
 
 
 def _has_csv_quotes(texts: Sequence[str]) -> bool:

@@ -94,15 +94,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return record.value
 
 
-def parse_object(text: str) -> dict[str, Any]:
-    """One JSON object; ValueError says what is wrong, without file and line."""
-    require_shallow(text)
-    value = STRICT.decode(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"the row is {describe(value)}, expected an object")
-    return value
-
-
 def indented_record(value: dict[str, Any]) -> str:
     """A record as an element of an array written piece by piece: indented by 4, with a newline before it."""
     # Newlines inside strings are escaped; str.splitlines would also split at U+2028, which is not.
@@ -116,12 +107,15 @@ def is_finite_number(value: Any) -> bool:
 
 def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = False) -> JsonRecord:
     """The record in these bytes, which stand behind ``column`` others in their line."""
-    text = raw.decode("latin-1")
-    value: dict[str, Any] = {}
+    text = ""
+    value: Any = {}
     error = None
     try:
         text = without_nul(decode_line(raw, too_long, path, line, column), path, line, is_json=True)
-        value = parse_object(text)
+        require_shallow(text)
+        value = STRICT.decode(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"the row is {describe(value)}, expected an object")
     except InputError as problem:
         error = problem
     except json.JSONDecodeError as problem:

@@ -38,7 +38,7 @@ from dpr.formats.training_records import answers_in, checked_answers, string_of
 Qrels = dict[str, dict[str, int]]
 Judgement = tuple[str, str, int]
 _LARGEST_GRADE = 2**31 - 1  # of 32 bits, as trec_eval holds them
-_JUDGED = {
+JUDGED = {
     "question": (*NAMED_QUESTION_IDS, "topic", "query", "question"),
     "passage": (*NAMED_PASSAGE_IDS, "doc", "passage", "document"),
     "grade": GRADES,
@@ -190,7 +190,7 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             continue
         if not width:
             width = len(columns)
-            order = named_columns(columns, _JUDGED, {})
+            order = named_columns(columns, JUDGED, {})
             if order is not None:
                 continue
         count = len(columns)
@@ -207,11 +207,6 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             yield line, f"{found}; a header names the columns in another order"
         else:
             yield line, (columns[0], columns[-2], grade)
-
-
-def names_judgements(row: Sequence[str]) -> bool:
-    """Whether a first row is a header of judgements."""
-    return named_columns(row, _JUDGED, {}) is not None
 
 
 def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:

@@ -114,25 +114,15 @@ def read_lists(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return record_rows(path, _parser(path, options, labels=()), options, _KNOWN)
 
 
-def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows of question and passage, or of question, passage and a label or score
-    (``ReadOptions.min_grade``)."""
-    return _rows_in_order(path, options, ("question", "positive"))
-
-
-def read_triples(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows of question, positive and negative passage."""
-    return _rows_in_order(path, options, ("question", "positive", "negative"))
-
-
 def head_of(path: Path) -> str:
     """The beginning of a text file, without a byte order mark."""
     with open_input(path) as stream:
         return stream.peek(HEAD_BYTES)[:HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
 
 
-def _rows_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
-    """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise."""
+def read_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
+    """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise. Those of question and
+    passage may have a label or score as third column (``ReadOptions.min_grade``)."""
     if (options.queries is None) != (options.corpus is None):
         raise ConfigError(
             "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"

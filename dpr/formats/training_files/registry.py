@@ -17,14 +17,14 @@ from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.arrow_files import chosen_split, column_names, is_arrow
 from dpr.formats.corpora import durable_text, write_passages
-from dpr.formats.delimited import table_form
+from dpr.formats.delimited import named_columns, table_form
 from dpr.formats.json_records import indented_record, iter_json_records, read_json_object
 from dpr.formats.question_sets import (
+    JUDGED,
     Judgement,
     Qrels,
     grade_of,
     judgement_rows,
-    names_judgements,
     write_qrels,
 )
 from dpr.formats.text_input import located
@@ -256,8 +256,8 @@ READERS: dict[str, Callable[[Path, ReadOptions], Iterator[SourceRow]]] = {
     "tevatron": columns.read_lists,
     "flagembedding": columns.read_lists,
     "squad": read_squad,
-    "triples": columns.read_triples,
-    "pairs": columns.read_pairs,
+    "triples": partial(columns.read_in_order, roles=("question", "positive", "negative")),
+    "pairs": partial(columns.read_in_order, roles=("question", "positive")),
     "columns": columns.read,
 }
 """By the names of formats."""
@@ -318,7 +318,7 @@ def _fitting_records(keys: set[str]) -> tuple[str, ...]:
 def _fitting_table(fields: tuple[str, ...]) -> tuple[str, ...]:
     if columns.has_columns(name.strip().lower() for name in fields):
         return ("columns",)
-    if names_judgements(fields):
+    if named_columns(fields, JUDGED, {}) is not None:
         return ("beir",)
     grade = grade_of(fields[-1])
     # With spaces in a text, or no whole number, these are not the ids and the grade of a judgement.
