@@ -55,17 +55,18 @@ def iter_json_records(path: Path) -> Iterator[JsonRecord]:
         file of another kind.
     """
     with open_input(path) as stream:
-        line, first = _skip_space(stream)
+        head = stream.peek(_WINDOW).removeprefix(BOM)
+        first = head.lstrip(_JSON_SPACE)[:1]
         if first == b"[":
-            yield from _array_records(stream, path, line)
-        elif first == b"{":
-            for number, raw, too_long in iter_raw_lines(stream):
-                if raw.strip(_JSON_SPACE):
-                    yield _record(raw, path, line + number - 1, 0, too_long)
-        elif first:
-            raise InputError(
-                f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES
-            )
+            yield from _array_records(stream, path)
+            return
+        if first not in (b"{", b""):
+            line = head.partition(first)[0].count(b"\n") + 1
+            found = f"starts with {first.decode('latin-1')!r}"
+            raise InputError(found, file=path, line=line, expected=_SHAPES)
+        for line, raw, too_long in iter_raw_lines(stream):
+            if raw.strip(_JSON_SPACE):
+                yield _record(raw, path, line, 0, too_long)
 
 
 def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -127,15 +128,16 @@ def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = Fal
     return JsonRecord(line, value, error)
 
 
-def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator[JsonRecord]:
-    """Records of the array that begins here.
+def _array_records(stream: io.BufferedReader, path: Path) -> Iterator[JsonRecord]:
+    """Records of the array that a file holds.
 
     Raises:
         InputError: it is not JSON, does not end, is nested too deeply, or something follows it.
     """
     # Bytes that are not UTF-8 pass, and are an error of their record.
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     text = ""
+    line = 1
     start = column = 0  # where reading goes on, in ``text`` and in ``line``
     is_end = False
 
@@ -195,18 +197,3 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int) -> Iterator
 
     if following := sign(1):
         raise fail(f"{following!r} after the end of the array, expected nothing")
-
-
-def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
-    """Line number and value of the first byte that is not a space, which stays unread; empty at the end of
-    the file."""
-    line = 1
-    if stream.peek(len(BOM))[: len(BOM)] == BOM:
-        stream.read(len(BOM))
-    while ahead := stream.peek(1):
-        rest = ahead.lstrip(_JSON_SPACE)
-        passed = stream.read(len(ahead) - len(rest))
-        line += passed.count(b"\n")
-        if rest:
-            return line, rest[:1]
-    return line, b""

@@ -86,14 +86,11 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
         in one.
     """
     try:
+        weights: dict[str, Tensor] = {}
         with path.open("rb") as file, _open_container(file, path.stat().st_size) as (root, storages):
-            weights = {
-                name: storages.tensor(value, name)
-                for name, value in _section(root, "model_dict").items()
-                if not (
-                    isinstance(name, str) and (name.endswith("embeddings.position_ids") or ".pooler." in name)
-                )
-            }
+            for name, value in _section(root, "model_dict").items():
+                if not str(name).endswith("embeddings.position_ids") and ".pooler." not in str(name):
+                    weights[name] = storages.tensor(value, name)
             params = _section(root, "encoder_params")
             params |= _dictionary(params.get("encoder")) or {}
         settings: dict[str, Any] = {}

@@ -283,9 +283,8 @@ def look_at(path: Path) -> tuple[tuple[str, ...], str]:
     if head[0] not in "{[":
         fields = tuple(table_form(path).first)
         return _fitting_table(fields), f"{len(fields)} columns"
-    is_long_line = head[0] == "{" and "\n" not in head and len(head) > columns.HEAD_BYTES // 2
     try:
-        record = None if is_long_line else next(iter_json_records(path), None)
+        record = next(iter_json_records(path), None)
     except InputError:
         record = None
     if record is not None and record.error is None:
