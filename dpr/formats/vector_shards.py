@@ -168,7 +168,8 @@ class VectorShard:
             or not all(isinstance(value, str | int | float | bool) for value in self.metadata.values())
         ):
             raise InputError("the manifest is not one of a vector shard", file=file)
-        self.num_vectors, self.dimension = map(int, numbers)
+        self.num_vectors = int(self.metadata["num_vectors"])
+        self.dimension = int(self.metadata["dimension"])
         chunks: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         for name, entry in manifest["files"].items():
             if match := _CHUNK_FILE.fullmatch(name):
