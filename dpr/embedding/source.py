@@ -79,9 +79,7 @@ class PassageSource:
         Raises:
             InputError: an id occurs twice (names both lines), or a row is bad.
         """
-        return check_unique_ids(
-            self.file, id_col=self.id_col, text_col=self.text_col, title_col=self.title_col
-        )
+        return check_unique_ids(self.file, self.columns)
 
     def identity(self) -> dict[str, str | int | bool]:
         """What decides the passages: the whole content of the file, and every setting but its name.

@@ -21,7 +21,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,7 +65,6 @@ METRICS_RECORD = "metrics_lines"
 follow."""
 FILES_RECORD = "files"
 """Under this key, once the run has ended, those of the other JSON files beside it, by name."""
-_CHUNK = 2**20
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -117,9 +115,9 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 def check_whole(folder: Path) -> None:
     """Raises CheckpointError unless every file of the folder is as its manifest says."""
     if problems := verify_folder(folder):
-        listed = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])])
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
-            listed,
+            "; ".join(problems[:3]) + more,
             file=folder,
             expected="the files its manifest lists",
             hint="use another checkpoint of the run",
@@ -142,14 +140,8 @@ def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
     """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file
     counts as empty."""
     file = run / METRICS_LINES
-    digest = hashlib.sha256()
-    read = 0
-    if file.exists():
-        with open(file, "rb") as data:
-            while chunk := data.read(_CHUNK if size is None else min(_CHUNK, size - read)):
-                digest.update(chunk)
-                read += len(chunk)
-    return {"bytes": read, "sha256": digest.hexdigest()}
+    content = file.read_bytes()[:size] if file.exists() else b""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_run(run: Path, metadata: Mapping[str, Any]) -> None:
@@ -173,17 +165,13 @@ def run_problems(run: Path) -> dict[str, list[str]]:
     try:
         metadata = read_json(run / RUN_FILE)
         if "sha256" in metadata:
-            is_whole = (run / RUN_FILE).read_text(encoding="utf-8") == json_text(
-                sealed(metadata), indent=2
-            ) + "\n"
-            problems[RUN_FILE] = (
-                [] if is_whole else ["content has changed (SHA-256 differs from the one it states)"]
-            )
-        problems |= {
-            name: differences(run / name, entry)
-            for name, entry in metadata.get(FILES_RECORD, {}).items()
-            if is_below(name)
-        }
+            as_written = json_text(sealed(metadata), indent=2) + "\n"
+            is_whole = (run / RUN_FILE).read_text(encoding="utf-8") == as_written
+            changed = "content has changed (SHA-256 differs from the one it states)"
+            problems[RUN_FILE] = [] if is_whole else [changed]
+        for name, entry in metadata.get(FILES_RECORD, {}).items():
+            if is_below(name):
+                problems[name] = differences(run / name, entry)
     except InputError as error:
         problems[RUN_FILE] = [error.found]
     except (AttributeError, TypeError, KeyError, ValueError) as error:
@@ -224,34 +212,27 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
     """The checkpoints of a run, newest (highest step) first."""
-    steps = {
-        path: re.fullmatch(re.escape(name) + r"\.step(\d+)", path.name)
-        for path in output_dir.glob(f"{name}.step*")
-        if path.is_dir()
-    }
-    return [
-        path
-        for _, path in sorted(((int(match[1]), path) for path, match in steps.items() if match), reverse=True)
-    ]
+    found = []
+    for path in output_dir.glob(f"{name}.step*"):
+        step = path.name.removeprefix(f"{name}.step")
+        if step.isdecimal() and path.is_dir():
+            found.append((int(step), path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def warn_of_verdict(checkpoint: Path) -> None:
     """Says where the best checkpoint of a run was found worse than what the run started from."""
     with suppress(DprError):
-        verdict = read_json(checkpoint.parent / VERDICT_FILE)
-        if (
-            isinstance(verdict, dict)
-            and verdict.get("best_checkpoint") == checkpoint.name
-            and verdict.get("verdict") == "worse"
-        ):
-            logger.warning(
-                "%s is %s; train.keep=better opens the start in its place", checkpoint, verdict.get("line")
-            )
+        found = read_json(checkpoint.parent / VERDICT_FILE)
+        verdict = found if isinstance(found, dict) else {}
+        if verdict.get("best_checkpoint") == checkpoint.name and verdict.get("verdict") == "worse":
+            message = "%s is %s; train.keep=better opens the start in its place"
+            logger.warning(message, checkpoint, verdict.get("line"))
 
 
-def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
+def resolve_checkpoint(path: Path) -> Path:
     """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no
-    best or it is not preferred. The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
+    best. The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
 
     Raises:
         CheckpointError: there is none.
@@ -262,7 +243,7 @@ def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
         run = read_json(path / RUN_FILE)
         if not isinstance(run, dict):
             raise CheckpointError(f"is {describe(run)}", file=path / RUN_FILE, expected="an object")
-        for key in ("best_checkpoint", "last_checkpoint")[0 if prefer_best else 1 :]:
+        for key in ("best_checkpoint", "last_checkpoint"):
             name = run.get(key)
             if name is None:
                 continue

@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +28,6 @@ from dpr.formats.delimited import (
     QUESTIONS,
     TITLES,
     are_names,
-    holds_rows,
     name_in,
     named_columns,
     normal_name,
@@ -38,9 +36,9 @@ from dpr.formats.delimited import (
     table_rows,
     wrong_columns,
 )
-from dpr.formats.json_records import iter_json_objects
+from dpr.formats.json_records import is_finite_number, iter_json_objects
 from dpr.formats.text_input import has_lone_surrogate, located
-from dpr.formats.training_records import checked_text, id_of, title_in
+from dpr.formats.training_records import id_of, string_of, title_in
 from dpr.storage.durable import durable_file
 from dpr.storage.untrusted import describe
 
@@ -103,14 +101,12 @@ def read_passages(
         yield replace(passage, id=whole) if id_prefix else passage
 
 
-def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
+def check_unique_ids(file: Path, columns: Columns = DEFAULT_COLUMNS) -> int:
     """Checks that no id occurs twice, and returns the number of passages. Holds 8 bytes of each in memory.
 
     Raises:
         InputError: an id occurs twice (names it and its two lines).
     """
-    file = Path(path)
-    columns = (id_col, text_col, title_col)
     # hash() is keyed at random per process, so no file can be made to collide on purpose.
     hashes = np.fromiter((hash(passage.id) for _, passage, _ in passage_rows(file, columns)), dtype=np.int64)
     suspects = set(repeated_hashes(hashes).tolist())
@@ -154,28 +150,27 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 continue
             row = (passage.id, passage.text, passage.title)
-            if row == _HEADER or passage.text != passage.text.strip('"') or holds_rows(row):
+            if (
+                row == _HEADER
+                or passage.text != passage.text.strip('"')
+                # a line of a text could be taken for a row
+                or any("\r" in text or ("\t" in text and "\n" in text) for text in row)
+            ):
                 reason = (
                     "column names, quotes around a text, carriage returns, and tabs beside newlines do not survive"
                     " in a passages TSV"
                 )
-                raise InputError(
-                    f"passage {passage.id!r} cannot be written: {reason}",
-                    file=file,
-                    hint="write .jsonl instead",
-                )
+                found = f"passage {passage.id!r} cannot be written: {reason}"
+                raise InputError(found, file=file, hint="write .jsonl instead")
             writer.writerow(row)
     return count
 
 
-def require_word(value: str, file: Path, *, hint: str | None = None) -> None:
+def require_word(value: str, file: Path) -> None:
     """Refuses an id that columns separated by spaces or tabs cannot hold."""
     if value.split() != [value]:
-        raise InputError(
-            f"the id {value!r} is empty or holds white space, which this format cannot hold",
-            file=file,
-            hint=hint,
-        )
+        found = f"the id {value!r} is empty or holds white space, which this format cannot hold"
+        raise InputError(found, file=file)
 
 
 @contextmanager
@@ -220,8 +215,8 @@ def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tup
         for line, value in read_records(path):
             with located(path, line):
                 key = first_id(value, _NAMES["ids"])
-                text = checked_text(value, require_name(value, _NAMES["texts"], "text"))
-                passage = Passage(text, title_in(value), key, origin=origin_of(value))
+                name = require_name(value, _NAMES["texts"], "text")
+                passage = Passage(string_of(value[name], name), title_in(value), key, origin=origin_of(value))
             yield line, passage, field_of(value, "answers")
         return
     form = table_form(path, commas=is_csv_name(path))
@@ -275,17 +270,19 @@ def origin_of(record: Mapping[str, Any]) -> Origin | None:
     names neither file nor address; what is of another type counts as absent."""
     if not record.get("metadata") and "file" not in record and "url" not in record:
         return None  # the most common record, said at once
-    texts = []
-    for name in ("file", "heading", "url"):
+
+    def text(name: str) -> str:
         value = field_of(record, name)
-        texts.append(value if isinstance(value, str) and not has_lone_surrogate(value) else "")
-    file, heading, url = texts
+        return value if isinstance(value, str) and not has_lone_surrogate(value) else ""
+
+    file = text("file")
+    url = text("url")
     if not _WEB_ADDRESS.fullmatch(url) or not url.isprintable():
         url = ""
     if not file and not url:
         return None
     line = field_of(record, "line")
-    return Origin(file, heading, line if type(line) is int and 0 <= line < 2**63 else None, url)
+    return Origin(file, text("heading"), line if type(line) is int and 0 <= line < 2**63 else None, url)
 
 
 def origin_record(origin: Origin) -> dict[str, Any]:
@@ -322,10 +319,10 @@ def checked_field(name: str, kind: str, value: Any) -> Any:
     if value is None:
         return None
     is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")
-    if isinstance(value, str):
-        is_kind = is_kind and not has_lone_surrogate(value)
-    elif kind in ("int", "float"):
-        is_kind = is_kind and abs(value) <= (_LARGEST_INT if kind == "int" else sys.float_info.max)
+    if is_kind and kind == "text":
+        is_kind = not has_lone_surrogate(value)
+    elif is_kind and kind != "bool":
+        is_kind = is_finite_number(value) and (kind == "float" or abs(value) <= _LARGEST_INT)
     if not is_kind:
         raise ValueError(
             f"{name} is {describe(value)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}"

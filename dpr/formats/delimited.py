@@ -22,18 +22,9 @@ _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
 
 # The first one that is there counts. A passage's own id stands before that of the document it was cut from:
 # MS MARCO's have pid and docid.
-PASSAGE_IDS = (
-    "_id",
-    "id",
-    "passage_id",
-    "psg_id",
-    "pid",
-    "docid",
-    "doc_id",
-    "document_id",
-    "docno",
-    "corpus_id",
-)
+ROW_IDS = ("_id", "id")
+NAMED_PASSAGE_IDS = ("passage_id", "psg_id", "pid", "docid", "doc_id", "document_id", "docno", "corpus_id")
+PASSAGE_IDS = (*ROW_IDS, *NAMED_PASSAGE_IDS)
 # fmt: off
 PASSAGE_TEXTS = (
     "text", "contents", "content", "passage", "passage_text",
@@ -41,7 +32,8 @@ PASSAGE_TEXTS = (
 )
 # fmt: on
 TITLES = ("title", "passage_title", "document_title", "doc_title")
-QUESTION_IDS = ("_id", "id", "query_id", "qid", "question_id", "topic_id")
+NAMED_QUESTION_IDS = ("query_id", "qid", "question_id", "topic_id")
+QUESTION_IDS = (*ROW_IDS, *NAMED_QUESTION_IDS)
 QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
 ANSWERS = ("answers", "answer")
 POSITIVES = (
@@ -90,6 +82,7 @@ ALL_NAMES = {
     *NEGATIVES,
     *GRADES,
 }
+_SEPARATORS = {"\t": "tabs", ",": "commas"}
 _HEAD_CHARACTERS = 2**20
 _ENCLOSED = re.compile(r'(?<![^\t])"((?:[^"]|"")*)"(?![^\t])')  # a whole field between tabs
 
@@ -155,8 +148,6 @@ class TableForm:
     delimiter: str = "\t"
     is_quoted: bool = False
     """Whether it is a csv file; else quotes are text."""
-    line: int = 0
-    """Where the first row ends, counted from 1; 0 in a file without rows."""
     first: list[str] = field(default_factory=list)
     """The first row's fields."""
 
@@ -225,9 +216,8 @@ def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = Fals
         if len(cells) > 1 and (commas or (are_names(names) and {*names} & ALL_NAMES)):
             delimiter = ","
     is_quoted = delimiter == "," or _has_csv_quotes(texts)
-    form = TableForm(delimiter, is_quoted)
-    first_line, first = next(rows_of(head, form, path))
-    return TableForm(delimiter, is_quoted, first_line, first)
+    _, first = next(rows_of(head, TableForm(delimiter, is_quoted), path))
+    return TableForm(delimiter, is_quoted, first)
 
 
 def _has_csv_quotes(texts: Sequence[str]) -> bool:
@@ -250,19 +240,8 @@ def _has_csv_quotes(texts: Sequence[str]) -> bool:
 
 
 def wrong_columns(
-    file: Path, line: int, row: Sequence[str], form: TableForm, expected: str, *, hint: str = ""
+    file: Path, line: int, row: Sequence[str], form: TableForm, expected: str, *, hint: str
 ) -> InputError:
     """The error of a row with another number of columns; names the delimiter."""
-    says = "columns are separated by " + ("tabs" if form.delimiter == "\t" else "commas")
-    return InputError(
-        f"{len(row)} columns",
-        file=file,
-        line=line,
-        expected=expected,
-        hint=f"{says}; {hint}" if hint else says,
-    )
-
-
-def holds_rows(fields: Sequence[str]) -> bool:
-    """Whether a row, written as csv, might not be read back: a line of a text could be taken for a row."""
-    return any("\r" in text or ("\t" in text and "\n" in text) for text in fields)
+    hint = f"columns are separated by {_SEPARATORS[form.delimiter]}; {hint}"
+    return InputError(f"{len(row)} columns", file=file, line=line, expected=expected, hint=hint)

@@ -14,8 +14,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -66,7 +65,7 @@ _STREAM = re.compile(rb"(?<!end)stream\r?\n")
 def read_html(data: bytes) -> Document:
     """What a reader of a page sees, without its navigation, forms and scripts, in the charset that it declares."""
     bs4 = _package("bs4", "HTML")
-    with _quietly():
+    with warnings.catch_warnings(action="ignore"):
         declared = bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
         charset = _AS_IN_BROWSERS.get(declared.lower(), declared)
         soup = bs4.BeautifulSoup(decoded(data, charset), "lxml")
@@ -119,10 +118,8 @@ def read_excel(data: bytes) -> Document:
                 if any(cell is not None for cell in row):
                     rows.append((number, ["" if cell is None else str(cell) for cell in row]))
             above = (one_line(sheet.title),) if len(workbook.worksheets) > 1 else ()
-            if len(rows) > 1:
-                sections += [
-                    replace(section, headings=above + section.headings) for section in rows_as_sections(rows)
-                ]
+            for section in rows_as_sections(rows) if len(rows) > 1 else ():
+                sections.append(replace(section, headings=above + section.headings))
     except Exception as error:  # a damaged file ends its parser in many ways
         raise _unreadable(error, "Excel file") from None
     return Document("", tuple(sections))
@@ -168,19 +165,11 @@ def _markdown(data: bytes, suffix: str) -> tuple[str, str]:
     if suffix == ".docx":
         options["style_map"] = "p[style-name='Title'] => h1:fresh"
     try:
-        with _quietly():
+        with warnings.catch_warnings(action="ignore"):
             found = converter.convert(io.BytesIO(data), information, **options)
     except Exception as error:  # a damaged file ends its parser in many ways
         raise _unreadable(error, f"{suffix[1:]} file") from None
     return found.markdown, found.title or ""
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Remarks of libraries on other people's files are of no use to anyone here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _require_small_archive(data: bytes, suffix: str) -> None:
@@ -198,9 +187,9 @@ def _package(name: str, kind: str) -> Any:
 
 
 def _unreadable(error: Exception, kind: str) -> InputError:
-    return (
-        error if isinstance(error, InputError) else InputError(f"not a readable {kind}: {first_line(error)}")
-    )
+    if isinstance(error, InputError):
+        return error
+    return InputError(f"not a readable {kind}: {first_line(error)}")
 
 
 def _without_lines(document: Document) -> Document:

@@ -119,22 +119,16 @@ class DocumentBuilder:
         begins with it."""
         self._end_section()
         title = one_line(title) or self._title
-        outermost = {headings[0] for headings, _, _ in self._sections if headings}
-        starts = [headings[:1] for headings, _, _ in self._sections]
+        outermost = {headings[:1] for headings, _, _ in self._sections}
         drop = 0
-        if len(outermost) == 1 and starts and all(starts):
-            level_one = next(iter(outermost))[1]
-            drop = 1 if not title or title == level_one else 0
-            title = title or level_one
-        sections = [
-            Section(
-                tuple(text for _, text in headings[drop:]),
-                blocks,
-                line,
-                bool(headings[drop:]) and headings[-1][1].endswith("?"),
-            )
-            for headings, blocks, line in self._sections
-        ]
+        if len(outermost) == 1 and (first := outermost.pop()):
+            drop = 1 if title in ("", first[0][1]) else 0
+            title = title or first[0][1]
+        sections = []
+        for headings, blocks, line in self._sections:
+            texts = tuple(text for _, text in headings[drop:])
+            is_question = bool(texts) and texts[-1].endswith("?")
+            sections.append(Section(texts, blocks, line, is_question))
         return Document(title, tuple(sections))
 
     def _end_section(self) -> None:
@@ -145,12 +139,10 @@ class DocumentBuilder:
 
 def one_line(text: str) -> str:
     """White space and what cannot be printed become single spaces."""
-    joined = " ".join(text.split())
-    return (
-        joined
-        if joined.isprintable()
-        else " ".join("".join(sign if sign.isprintable() else " " for sign in joined).split())
-    )
+    text = " ".join(text.split())
+    if not text.isprintable():
+        text = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    return text
 
 
 def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
@@ -188,22 +180,19 @@ def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Sect
     title = column(header, _TITLES)
     body = column(header, _TEXTS)
     is_faq = question is not None and answer is not None
+    if is_faq:
+        title = question
+        body = answer
     sections = []
     for line, row in numbered[1:]:
         cells = [one_line(cell) for cell in row] + [""] * (len(header) - len(row))
-        heading = ""
-        if question is not None and answer is not None:
-            heading = cells[question]
-            text = cells[answer]
-        elif body is not None:
-            heading = cells[title] if title is not None else ""
-            text = cells[body]
-        else:
+        if body is None:
             text = ". ".join(f"{name}: {cell}" for name, cell in zip(header, cells) if cell)
+        else:
+            text = cells[body]
+        headings = (cells[title],) if body is not None and title is not None and cells[title] else ()
         if text:
-            sections.append(
-                Section((heading,) if heading else (), (Block(text),), line, is_faq and bool(heading))
-            )
+            sections.append(Section(headings, (Block(text),), line, is_faq and bool(headings)))
     return sections
 
 
@@ -229,18 +218,14 @@ def decoded(data: bytes, charset: str = "") -> str:
         raise InputError(found, hint="save the file as UTF-8") from None
     except UnicodeDecodeError as error:
         if encoding != "utf-8" or charset:
-            raise InputError(
-                f"byte {error.start + 1} (0x{data[error.start]:02x}) is not {encoding}, which the file says"
-                " it is in"
-            ) from None
+            byte = f"byte {error.start + 1} (0x{data[error.start]:02x})"
+            raise InputError(f"{byte} is not {encoding}, which the file says it is in") from None
         text = data.decode("cp1252", errors="replace")
         letters = [sign for sign in text if sign.isalpha() or sign == "\ufffd"]
-        if sum(not sign.isascii() for sign in letters) > _MOST_ACCENTS * len(
-            letters
-        ):  # Cyrillic, Chinese ... would become gibberish
-            raise InputError(
-                "neither UTF-8 nor Western European text", hint="save the file as UTF-8"
-            ) from None
+        accents = sum(not sign.isascii() for sign in letters)
+        if accents > _MOST_ACCENTS * len(letters):  # Cyrillic, Chinese ... would become gibberish
+            found = "neither UTF-8 nor Western European text"
+            raise InputError(found, hint="save the file as UTF-8") from None
     if match := _BINARY.search(text):
         raise InputError(f"not text: it holds the byte 0x{ord(match[0]):02x}")
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -279,12 +264,10 @@ def read_markdown(text: str, title: str = "") -> Document:
             start = number
         elif not line.strip():
             flush()
-        elif heading := _HEADING.fullmatch(line):
+        elif heading := _HEADING.fullmatch(line) or _HTML_HEADING.fullmatch(line):
             flush()
-            builder.heading(len(heading[1]), plain_text(heading[2] or ""), number)
-        elif heading := _HTML_HEADING.fullmatch(line):
-            flush()
-            builder.heading(int(heading[1]), plain_text(heading[2]), number)
+            level = int(heading[1]) if heading[1].isdigit() else len(heading[1])
+            builder.heading(level, plain_text(heading[2] or ""), number)
         elif asked := _SUMMARY.fullmatch(line) or _BOLD_QUESTION.fullmatch(line):
             flush()
             builder.heading(BELOW_ALL, plain_text(asked[1]), number)

@@ -8,7 +8,7 @@ import stat
 import time
 import zipfile
 import zlib
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
@@ -16,6 +16,7 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import Progress, counted, get_logger
 from dpr.core.version import __version__
 from dpr.storage.durable import MANIFEST, describe_file, durable_file, durable_folder
+from dpr.storage.untrusted import is_below
 
 if TYPE_CHECKING:
     from requests import Response
@@ -36,7 +37,6 @@ def download(
     sha256: str | None = None,
     attempts: int = 5,
     pause_s: float = 2.0,
-    timeout_s: float = 60,
 ) -> bool:
     """Fetches ``url`` as the file ``target``; False if it exists already (then it is compared with ``sha256``
     if that is given).
@@ -59,7 +59,7 @@ def download(
     fetch = pooch.HTTPDownloader(
         progressbar=progress,
         chunk_size=_CHUNK,
-        timeout=timeout_s,
+        timeout=60,
         headers={"User-Agent": f"dpr/{__version__}", "Accept-Encoding": "identity"},
         hooks={"response": _refuse_less_safe},
     )
@@ -119,11 +119,8 @@ def _refuse_less_safe(response: Response, **_: Any) -> None:
 def _check(path: Path, url: str, sha256: str | None, *, named: str | Path, hint: str | None = None) -> None:
     with open(path, "rb") as file:
         if url.endswith(".gz") and file.read(2) != b"\x1f\x8b":
-            raise InputError(
-                "the content is not gzip data; it may be a page with the reason",
-                file=named,
-                hint=f"look at {url}",
-            )
+            found = "the content is not gzip data; it may be a page with the reason"
+            raise InputError(found, file=named, hint=f"look at {url}")
     if sha256 is not None and (actual := describe_file(path)["sha256"]) != sha256:
         raise InputError(f"SHA-256 is {actual}", file=named, expected=sha256, hint=hint)
 
@@ -135,43 +132,42 @@ def unpack(archive: Path, folder: Path, *, max_files: int = MAX_FILES, max_bytes
         InputError: an entry that leaves the folder, is a link or a device, is encrypted, or appears twice;
             too many files or bytes; a damaged archive; ``folder`` exists.
     """
+    left = max_bytes
+    count = 0
     with durable_folder(folder, metadata={"kind": "unpacked archive", "archive": archive.name}) as temporary:
         try:
             with zipfile.ZipFile(archive) as opened:
                 if len(opened.infolist()) > max_files:
                     raise InputError(f"more than {max_files:,} entries", file=archive)
-                return _unpack(opened, temporary, archive, max_bytes)
+                for info in counted(opened.infolist(), f"unpacking {archive.name}", unit="files"):
+                    name = info.orig_filename  # filename is cut at a NUL
+                    is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
+                    if (
+                        not is_plain
+                        or not is_below(name)
+                        or ":" in name.partition("/")[0]
+                        or name == MANIFEST
+                    ):
+                        raise InputError(
+                            f"the entry {name[:200]!a} leads out of the folder, is a link or the like, or has a"
+                            " name of this toolkit's",
+                            file=archive,
+                            expected="plain files and folders",
+                        )
+                    target = temporary / name
+                    if info.is_dir():
+                        target.mkdir(parents=True, exist_ok=True)
+                        continue
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with opened.open(info) as content, open(target, "xb") as out:
+                        while chunk := content.read(_CHUNK):  # which may be more than the archive states
+                            left -= len(chunk)
+                            if left < 0:
+                                raise InputError(f"unpacks to more than {max_bytes:,} bytes", file=archive)
+                            out.write(chunk)
+                    count += 1
         except InputError:
             raise
         except _DAMAGED as error:
             raise InputError(f"cannot be unpacked ({error})", file=archive) from None
-
-
-def _unpack(opened: zipfile.ZipFile, folder: Path, archive: Path, max_bytes: int) -> int:
-    left = max_bytes
-    count = 0
-    for info in counted(opened.infolist(), f"unpacking {archive.name}", unit="files"):
-        name = info.orig_filename  # filename is cut at a NUL
-        parts = PurePosixPath(name).parts
-        is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
-        is_inside = bool(parts) and not name.startswith("/") and ".." not in parts and ":" not in parts[0]
-        if not is_plain or not is_inside or "\\" in name or "\0" in name or parts == (MANIFEST,):
-            raise InputError(
-                f"the entry {name[:200]!a} leads out of the folder, is a link or the like, or has a name of this"
-                " toolkit's",
-                file=archive,
-                expected="plain files and folders",
-            )
-        target = folder.joinpath(*parts)
-        if info.is_dir():
-            target.mkdir(parents=True, exist_ok=True)
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with opened.open(info) as content, open(target, "xb") as out:
-            while chunk := content.read(_CHUNK):  # which may be more than the archive states
-                left -= len(chunk)
-                if left < 0:
-                    raise InputError(f"unpacks to more than {max_bytes:,} bytes", file=archive)
-                out.write(chunk)
-        count += 1
     return count

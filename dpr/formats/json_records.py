@@ -22,6 +22,7 @@ from dpr.formats.text_input import (
     open_input,
     without_nul,
 )
+from dpr.storage.durable import MAX_JSON_BYTES
 from dpr.storage.untrusted import STRICT, TooDeepError, describe, require_shallow
 
 _WINDOW = 2**20
@@ -54,17 +55,18 @@ def iter_json_records(path: Path) -> Iterator[JsonRecord]:
         file of another kind.
     """
     with open_input(path) as stream:
-        line, first = _skip_space(stream)
+        head = stream.peek(_WINDOW).removeprefix(BOM)
+        first = head.lstrip(_JSON_SPACE)[:1]
         if first == b"[":
-            yield from _array_records(stream, path, line)
-        elif first == b"{":
-            for number, raw, too_long in iter_raw_lines(stream):
-                if raw.strip(_JSON_SPACE):
-                    yield _record(raw, path, line + number - 1, 0, too_long)
-        elif first:
-            raise InputError(
-                f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES
-            )
+            yield from _array_records(stream, path)
+            return
+        if first not in (b"{", b""):
+            line = head.partition(first)[0].count(b"\n") + 1
+            found = f"starts with {first.decode('latin-1')!r}"
+            raise InputError(found, file=path, line=line, expected=_SHAPES)
+        for line, raw, too_long in iter_raw_lines(stream):
+            if raw.strip(_JSON_SPACE):
+                yield _record(raw, path, line, 0, too_long)
 
 
 def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -75,29 +77,22 @@ def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield record.line, record.value
 
 
-def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
-    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members
-    are passed over.
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The one JSON object that a file holds, plain or gzip, with the checks of a record.
 
     Raises:
-        InputError: what cannot be skipped: an unreadable file, an object that is not JSON or does not end, no
-        such array.
+        InputError: it is not one, larger than MAX_JSON_BYTES, or the file cannot be read.
     """
     with open_input(path) as stream:
-        line, first = _skip_space(stream)
-        if first != b"{":
-            found = f"starts with {first.decode('latin-1')!r}" if first else "is empty"
-            raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
-        yield from _array_records(stream, path, line, key)
-
-
-def parse_object(text: str) -> dict[str, Any]:
-    """One JSON object; ValueError says what is wrong, without file and line."""
-    require_shallow(text)
-    value = STRICT.decode(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"the row is {describe(value)}, expected an object")
-    return value
+        content = stream.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise InputError(
+            f"has more than {MAX_JSON_BYTES:,} bytes", file=path, expected="a smaller JSON object"
+        )
+    record = _record(content.removeprefix(BOM), path, 1, 0)
+    if record.error is not None:
+        raise record.error
+    return record.value
 
 
 def indented_record(value: dict[str, Any]) -> str:
@@ -113,12 +108,15 @@ def is_finite_number(value: Any) -> bool:
 
 def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = False) -> JsonRecord:
     """The record in these bytes, which stand behind ``column`` others in their line."""
-    text = raw.decode("latin-1")
-    value: dict[str, Any] = {}
+    text = ""
+    value: Any = {}
     error = None
     try:
         text = without_nul(decode_line(raw, too_long, path, line, column), path, line, is_json=True)
-        value = parse_object(text)
+        require_shallow(text)
+        value = STRICT.decode(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"the row is {describe(value)}, expected an object")
     except InputError as problem:
         error = problem
     except json.JSONDecodeError as problem:
@@ -130,15 +128,16 @@ def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = Fal
     return JsonRecord(line, value, error)
 
 
-def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = "") -> Iterator[JsonRecord]:
-    """Records of the array that begins here, or of the one under ``key`` of the object that does.
+def _array_records(stream: io.BufferedReader, path: Path) -> Iterator[JsonRecord]:
+    """Records of the array that a file holds.
 
     Raises:
         InputError: it is not JSON, does not end, is nested too deeply, or something follows it.
     """
     # Bytes that are not UTF-8 pass, and are an error of their record.
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     text = ""
+    line = 1
     start = column = 0  # where reading goes on, in ``text`` and in ``line``
     is_end = False
 
@@ -167,13 +166,14 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
                 return text[start : start + 1]
             fill()
 
-    def value_end() -> int:
-        """Where the value ends at which reading goes on."""
-        while True:
+    sign()
+    following = sign(1)  # after the bracket
+    while following != "]":
+        while True:  # until the end of the record is in sight
             try:
                 end = _LENIENT.raw_decode(text, start)[1]
                 if end < len(text) or is_end:
-                    return end
+                    break
             except RecursionError:
                 raise fail(str(TooDeepError())) from None
             except json.JSONDecodeError as error:
@@ -185,31 +185,6 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
                     hint = "the file may be cut off, or a string not closed"
                     raise fail(f"{found} at column {column + 1}", hint) from None
             fill()
-
-    sign()
-    following = sign(1)  # after the bracket
-    name = ""
-    while key and name != f'"{key}"':
-        if following != '"':
-            raise InputError(f"no list {key!r} in the object", file=path)
-        end = value_end()
-        name = text[start:end]
-        move(end)
-        if sign() != ":":
-            raise fail(f"not JSON: no colon after {name[:100]}")
-        following = sign(1)
-        if name != f'"{key}"':
-            move(value_end())
-            following = sign()
-            if following == ",":
-                following = sign(1)
-        elif following != "[":
-            raise InputError(f"no list {key!r} in the object", file=path)
-        else:
-            following = sign(1)
-
-    while following != "]":
-        end = value_end()
         yield _record(text[start:end].encode(errors="surrogateescape"), path, line, column)
         move(end)
         following = sign()
@@ -220,20 +195,5 @@ def _array_records(stream: io.BufferedReader, path: Path, line: int, key: str = 
         elif following != "]":
             raise fail(f"not JSON: {following!r} after a record")
 
-    if not key and (following := sign(1)):
+    if following := sign(1):
         raise fail(f"{following!r} after the end of the array, expected nothing")
-
-
-def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
-    """Line number and value of the first byte that is not a space, which stays unread; empty at the end of
-    the file."""
-    line = 1
-    if stream.peek(len(BOM))[: len(BOM)] == BOM:
-        stream.read(len(BOM))
-    while ahead := stream.peek(1):
-        rest = ahead.lstrip(_JSON_SPACE)
-        passed = stream.read(len(ahead) - len(rest))
-        line += passed.count(b"\n")
-        if rest:
-            return line, rest[:1]
-    return line, b""

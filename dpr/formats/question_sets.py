@@ -3,7 +3,6 @@ judgements (BEIR, TREC)."""
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,16 +15,16 @@ from dpr.formats.corpora import (
     first_id,
     has_records,
     is_csv_name,
-    is_json_name,
     read_records,
     require_word,
 )
 from dpr.formats.delimited import (
     ANSWERS,
     GRADES,
+    NAMED_PASSAGE_IDS,
+    NAMED_QUESTION_IDS,
     QUESTION_IDS,
     QUESTIONS,
-    holds_rows,
     name_in,
     named_columns,
     require_name,
@@ -34,25 +33,14 @@ from dpr.formats.delimited import (
     wrong_columns,
 )
 from dpr.formats.text_input import located
-from dpr.formats.training_records import answers_in, checked_answers, checked_text
+from dpr.formats.training_records import answers_in, checked_answers, string_of
 
 Qrels = dict[str, dict[str, int]]
 Judgement = tuple[str, str, int]
 _LARGEST_GRADE = 2**31 - 1  # of 32 bits, as trec_eval holds them
-_JUDGED = {
-    "question": ("query_id", "qid", "question_id", "topic_id", "topic", "query", "question"),
-    "passage": (
-        "corpus_id",
-        "docid",
-        "doc_id",
-        "pid",
-        "passage_id",
-        "document_id",
-        "docno",
-        "doc",
-        "passage",
-        "document",
-    ),
+JUDGED = {
+    "question": (*NAMED_QUESTION_IDS, "topic", "query", "question"),
+    "passage": (*NAMED_PASSAGE_IDS, "doc", "passage", "document"),
     "grade": GRADES,
 }
 _ASKED = {"questions": (*QUESTIONS, "text")}
@@ -107,7 +95,8 @@ def _record_questions(path: Path, names: tuple[str, str, str]) -> Iterator[Quest
     question_attr, answers_attr, id_attr = names
     for index, (line, value) in enumerate(read_records(path)):
         with located(path, line):
-            text = checked_text(value, require_name(value, (question_attr, *QUESTIONS, "text"), "question"))
+            name = require_name(value, (question_attr, *QUESTIONS, "text"), "question")
+            text = string_of(value[name], name)
             key = first_id(value, (id_attr, *QUESTION_IDS), default=str(index))
             name = name_in(value, (answers_attr, *ANSWERS))
             answers = checked_answers(value[name] if name else None)
@@ -141,27 +130,11 @@ def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Questi
 
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
-    """Writes JSON lines (names in .json/.jsonl) or DPR's CSV, with ids as third column unless they are the
-    row numbers."""
-    file = user_path(path)
-    with durable_text(file) as out:
-        if is_json_name(file):
-            for question in questions:
-                record = {"question": question.text, "answers": list(question.answers), "id": question.id}
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
-            return
-        rows = list(questions)
-        plain = all(question.id == str(index) for index, question in enumerate(rows))
-        writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-        for question in rows:
-            row = [question.text, repr(list(question.answers)), *([] if plain else [question.id])]
-            if holds_rows(row):
-                raise InputError(
-                    f"question {question.id!r} holds a carriage return, or a tab beside a newline",
-                    file=file,
-                    hint="write .jsonl instead",
-                )
-            writer.writerow(row)
+    """Writes JSON lines."""
+    with durable_text(user_path(path)) as out:
+        for question in questions:
+            record = {"question": question.text, "answers": list(question.answers), "id": question.id}
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def read_qrels(path: str | Path) -> Qrels:
@@ -217,7 +190,7 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             continue
         if not width:
             width = len(columns)
-            order = named_columns(columns, _JUDGED, {})
+            order = named_columns(columns, JUDGED, {})
             if order is not None:
                 continue
         count = len(columns)
@@ -234,11 +207,6 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             yield line, f"{found}; a header names the columns in another order"
         else:
             yield line, (columns[0], columns[-2], grade)
-
-
-def names_judgements(row: Sequence[str]) -> bool:
-    """Whether a first row is a header of judgements."""
-    return named_columns(row, _JUDGED, {}) is not None
 
 
 def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:

@@ -54,8 +54,12 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> Non
     with durable_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
-            record = {"question": result.question, "id": result.id, "answers": list(result.answers)}
-            hits = [
+            record: dict[str, Any] = {
+                "question": result.question,
+                "id": result.id,
+                "answers": list(result.answers),
+            }
+            record["ctxs"] = [
                 {
                     "id": hit.id,
                     "title": hit.title,
@@ -65,7 +69,7 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> Non
                 }
                 for hit in result.hits
             ]
-            out.write(separator + indented_record({**record, "ctxs": hits}))
+            out.write(separator + indented_record(record))
             separator = ","
         out.write("[]\n" if separator == "[" else "\n]\n")
 
@@ -156,14 +160,13 @@ def write_metrics(
 ) -> None:
     """Writes ``report`` with sorted keys, then ``per_question``, one line for each metric, since the values
     are many."""
-    lines = {"ids": each.ids, "questions": each.texts}
-    rows = [f'    "{name}": {json_text(values)}' for name, values in lines.items()]
     values = ",\n".join(
         f"      {json_text(name)}: {json_text(values)}" for name, values in each.values.items()
     )
     with durable_file(path, note=note) as out:
         out.write(json_text(report, indent=2).removesuffix("\n}") + ',\n  "per_question": {\n')
-        out.write(",\n".join([*rows, f'    "values": {{\n{values}\n    }}']) + "\n  }\n}\n")
+        out.write(f'    "ids": {json_text(each.ids)},\n    "questions": {json_text(each.texts)},\n')
+        out.write(f'    "values": {{\n{values}\n    }}\n  }}\n}}\n')
 
 
 def read_metrics(path: str | Path) -> MetricsFile:
@@ -176,9 +179,8 @@ def read_metrics(path: str | Path) -> MetricsFile:
     file = Path(path)
     report = read_json(file)
     kinds = {"metrics": dict, "question_set": str, "num_questions": int}
-    if not isinstance(report, dict) or not all(
-        isinstance(report.get(name), kind) for name, kind in kinds.items()
-    ):
+    is_report = isinstance(report, dict) and all(isinstance(report.get(name), kinds[name]) for name in kinds)
+    if not is_report:
         raise InputError("not a metrics file", file=file, expected=_EXPECTED)
     for name, value in report["metrics"].items():
         if not is_finite_number(value):
@@ -207,22 +209,17 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
     Raises:
         InputError: it is none.
     """
-    file = folder / RESULTS
-    if not file.is_file():
-        raise InputError(f"no {RESULTS}", file=folder, expected="the output_dir of dpr evaluate suite=...")
-    value = read_json(file)
-    columns: list[list[str]] = []
-    for key in ("sets", "systems"):
-        names = value.get(key) if isinstance(value, dict) else None
-        if not _are_texts(names) or not names or any(Path(name).name != name for name in names):
-            raise InputError(
-                "not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes"
-            )
-        columns.append(names)
-    for name in columns[0]:
-        for system in columns[1]:
+    value = read_json(folder / RESULTS)
+    stated = value if isinstance(value, dict) else {}
+    sets = stated.get("sets")
+    systems = stated.get("systems")
+    if not _are_texts(sets) or not _are_texts(systems) or not sets or not systems:
+        expected = "what dpr evaluate suite=... writes"
+        raise InputError("not the results of an evaluation", file=folder / RESULTS, expected=expected)
+    for name in sets:
+        for system in systems:
             inside(folder, f"{name}/{system}.json", stated_in=RESULTS)
-    return columns[0], columns[1]
+    return sets, systems
 
 
 def is_baseline(name: str) -> bool:

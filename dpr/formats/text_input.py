@@ -55,12 +55,11 @@ def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
     """
     paths: list[Path] = []
     for item in [files] if isinstance(files, str | Path) else files:
-        matches = matching_paths(item)
-        if not matches:
-            raise InputError(
-                "this pattern matches no file" if glob.has_magic(str(item)) else "no such file", file=item
-            )
-        paths += matches
+        found = matching_paths(item)
+        if not found:
+            missing = "this pattern matches no file" if glob.has_magic(str(item)) else "no such file"
+            raise InputError(missing, file=item)
+        paths += found
     if not paths:
         raise InputError("an empty list of files", expected="at least one path or pattern")
     return paths
@@ -91,7 +90,10 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
             stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER)
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
-            refuse_other_content(stream.peek(_MAGIC_BYTES)[:_MAGIC_BYTES], path)
+            head = stream.peek(_MAGIC_BYTES)
+            for place, mark, what, hint in _OTHER_CONTENT:
+                if head.startswith(mark, place):
+                    raise InputError(f"is {what}, not text in UTF-8", file=path, hint=hint)
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
@@ -101,13 +103,6 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
         ) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
-
-
-def refuse_other_content(head: bytes, path: Path) -> None:
-    """Raises InputError where a file begins as one of another kind does, whatever its name says."""
-    for place, mark, what, hint in _OTHER_CONTENT:
-        if head.startswith(mark, place):
-            raise InputError(f"is {what}, not text in UTF-8", file=path, hint=hint)
 
 
 def iter_raw_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Origin, Passage, text_hash
-from dpr.formats.arrays import HashIndex
+from dpr.formats.arrays import HashIndex, rows_of_repeated
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.corpora import DEFAULT_COLUMNS, Columns, passage_rows
 from dpr.formats.text_input import located
@@ -62,9 +62,7 @@ class TextStore(MappedBatches):
             InputError: the file has changed since the store was opened.
         """
         require_unchanged(self.file, self._seen)
-        return self._passages(start, len(self) if stop is None else min(stop, len(self)))
-
-    def _passages(self, start: int, stop: int) -> Iterator[Passage]:
+        stop = len(self) if stop is None else min(stop, len(self))
         while start < stop:
             batch, index = self.find(start)
             taken = min(batch.num_rows - index, stop - start)
@@ -84,24 +82,19 @@ class TextStore(MappedBatches):
         batch, index = self.find(row)
         return str(batch.column("id")[index].as_py())
 
-    def __contains__(self, key: str) -> bool:
-        """Whether a record has this id."""
-        return self._row(key) is not None
-
     def passages_with(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out.
 
         Raises:
             InputError: the file has changed since the store was opened.
         """
-        require_unchanged(self.file, self._seen)
         rows = ((key, self._row(key)) for key in counted(list(ids), "reading passages"))
-        return {key: next(self._passages(row, row + 1)) for key, row in rows if row is not None}
+        return {key: next(self.passages(row, row + 1)) for key, row in rows if row is not None}
 
     def passage(self, key: str) -> Passage:
         """The passage with this id. Raises ValueError if there is none."""
         row = self._required(key, "passage")
-        return next(self._passages(row, row + 1))
+        return next(self.passages(row, row + 1))
 
     def question(self, key: str) -> tuple[str, tuple[str, ...]]:
         """The question with this id and its answers. Raises ValueError if there is none."""
@@ -149,17 +142,17 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
                 yield [passage.id, passage.text, passage.title, listed, origin]
 
         write_batches(temporary / _ROWS, _SCHEMA, rows(), lambda row: len(row[1]) + len(row[2]))
-        HashIndex.write(temporary / _IDS, np.frombuffer(hashes, dtype=np.uint64))
+        hashes_of_rows = np.frombuffer(hashes, dtype=np.uint64)
+        HashIndex.write(temporary / _IDS, hashes_of_rows)
         store = TextStore(file, temporary)
-        for suspects in HashIndex(temporary / _IDS).repeated():
-            seen: dict[str, int] = {}
-            for row in suspects:
-                key = store.id_at(row)
-                if key in seen:
-                    raise InputError(
-                        f"the id {key!r} is already used at line {lines[seen[key]]}",
-                        file=file,
-                        line=lines[row],
-                        expected="unique ids",
-                    )
-                seen[key] = row
+        seen: dict[str, int] = {}
+        for row in rows_of_repeated(hashes_of_rows):
+            key = store.id_at(row)
+            first = seen.setdefault(key, row)
+            if first != row:
+                raise InputError(
+                    f"the id {key!r} is already used at line {lines[first]}",
+                    file=file,
+                    line=lines[row],
+                    expected="unique ids",
+                )

@@ -57,8 +57,6 @@ _ROW = np.dtype(
         ("other", "<i4"),
     ]
 )
-_SLOT = np.dtype("<u4")
-_SCORE = np.dtype("<f4")
 _ARRAYS = ("tokens", "passages", "rows", "slots", "scores")
 
 
@@ -110,16 +108,15 @@ class TokenPartWriter:
     def write(self, steps: Steps, number: int) -> None:
         """Writes the part as a step of a store."""
         tokens = np.array(self._tokens, dtype=self._dtype)
-        slots = np.array(self._slots, dtype=_SLOT)
-        scores = np.array(self._scores, dtype=_SCORE)
+        slots = np.array(self._slots, dtype="<u4")
+        scores = np.array(self._scores, dtype="<f4")
         if np.isnan(scores).all():
             scores = scores[:0]
         passages = np.array(self._passages, dtype=_PASSAGE)
         rows = np.array(self._rows, dtype=_ROW)
         contents = zip(_ARRAYS, (tokens, passages, rows, slots, scores), strict=True)
-        steps.write_step(
-            number, array_writers({f"{_part(number)}/{name}.npy": content for name, content in contents})
-        )
+        files = {f"{_part(number)}/{name}.npy": content for name, content in contents}
+        steps.write_step(number, array_writers(files))
 
 
 class TokenPart:
@@ -172,9 +169,8 @@ class TokenStore:
         sample = self._in_use.get(row)
         if sample is None:
             number = bisect_right(self._ends, row)
-            sample = self._in_use[row] = self._parts[number].sample(
-                row - (self._ends[number - 1] if number else 0)
-            )
+            start = self._ends[number - 1] if number else 0
+            sample = self._in_use[row] = self._parts[number].sample(row - start)
         return sample
 
 

@@ -8,9 +8,9 @@ import io
 import re
 import tokenize
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.delimited import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, keys_of, name_in, require_name
@@ -27,12 +27,8 @@ _PRINTED_LIST = re.compile(r"""\s*(\[\s*(['"\]]|np\.str_\()|(np\.|numpy\.)?array
 _SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
 
 
-class KnownPassages(Protocol):
-    """Passages by id, such as a ``TextStore``."""
-
-    def passage(self, key: str) -> Passage:
-        """The passage with this id. Raises ValueError if there is none."""
-        ...
+PassageById = Callable[[str], Passage]
+"""The passage with an id; raises ValueError if there is none."""
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
@@ -42,14 +38,12 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     Raises:
         ValueError: what was found and what is expected, with the place inside the record.
     """
-    question = text_of(checked_text(record, "question"), "question")
-    if record.get("positive_ctxs") is None:
-        found = "null" if "positive_ctxs" in record else "missing"
-        raise ValueError(
-            f"positive_ctxs is {found}, expected a list of passages; the keys are {keys_of(record)}"
-        )
+    for key, expected in (("question", "a string"), ("positive_ctxs", "a list of passages")):
+        if record.get(key) is None:
+            found = "null" if key in record else "missing"
+            raise ValueError(f"{key} is {found}, expected {expected}; the keys are {keys_of(record)}")
     return TrainingSample(
-        question=question,
+        question=text_of(record["question"], "question"),
         positives=_passages(record, "positive_ctxs"),
         hard_negatives=_passages(record, "hard_negative_ctxs"),
         other_negatives=_passages(record, "negative_ctxs"),
@@ -85,9 +79,9 @@ def passage_from_json(item: Any, where: str) -> Passage:
 
 
 def passages_of(
-    value: Any, where: str, corpus: KnownPassages | None = None, *, title: str = ""
+    value: Any, where: str, find: PassageById | None = None, *, title: str = ""
 ) -> tuple[Passage, ...]:
-    """Passages given as a text, an object with a text (and title, id), or a list of these; with ``corpus``,
+    """Passages given as a text, an object with a text (and title, id), or a list of these; with ``find``,
     ids in place of texts.
 
     Objects may have a teacher's score. Raises ValueError for anything else.
@@ -96,14 +90,14 @@ def passages_of(
         return ()
     listed = isinstance(value, list | tuple)
     passages = []
+    # In Tevatron's lists, and only there, ``score`` is a teacher's.
+    score_names = (*TEACHER_KEYS, "score") if where in TEVATRON_LISTS else TEACHER_KEYS
     for index, item in enumerate(value if listed else [value]):
         place = f"{where}[{index}]" if listed else where
         if isinstance(item, dict):
-            # In Tevatron's lists, and only there, ``score`` is a teacher's.
-            score_names = (*TEACHER_KEYS, "score") if where in TEVATRON_LISTS else TEACHER_KEYS
-            passages.append(_passage(item, place, corpus, score_names=score_names))
-        elif corpus is not None:
-            passages.append(corpus.passage(id_of(item, place)))
+            passages.append(_passage(item, place, find, score_names=score_names))
+        elif find is not None:
+            passages.append(find(id_of(item, place)))
         else:
             passages.append(Passage(text_of(item, place), title))
     return tuple(passages)
@@ -112,7 +106,7 @@ def passages_of(
 def _passage(
     item: dict[str, Any],
     where: str,
-    corpus: KnownPassages | None = None,
+    find: PassageById | None = None,
     *,
     id_names: tuple[str, ...] = PASSAGE_IDS,
     score_names: tuple[str, ...] = TEACHER_KEYS,
@@ -120,10 +114,10 @@ def _passage(
 ) -> Passage:
     key = name_in(item, id_names)
     name = checked_id(item[key], f"{where}.{key}") if key and item[key] is not None else None
-    score_name = next((key for key in score_names if item.get(key) is not None), "")
+    score_name = name_in(item, score_names)
     score = checked_score(item[score_name], f"{where}.{score_name}") if score_name else None
-    if corpus is not None and name is not None and not item.get(name_in(item, PASSAGE_TEXTS)):
-        return replace(corpus.passage(name), teacher_score=score)
+    if find is not None and name is not None and not item.get(name_in(item, PASSAGE_TEXTS)):
+        return replace(find(name), teacher_score=score)
     text_name = require_name(item, PASSAGE_TEXTS, f"text of {where}")
     text = text_of(item[text_name], f"{where}.{text_name}")
     return Passage(text, title_in(item, f"{where}.title"), name, has_score, score)
@@ -150,12 +144,10 @@ def checked_score(value: Any, where: str) -> float | None:
 def with_scores(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
     """The passages with a list of a teacher's scores, one for each or null. Raises ValueError for anything
     else."""
-    scores = [
-        checked_score(score, f"{where}[{index}]")
-        for index, score in enumerate(_one_for_each(passages, value, where))
-    ]
+    scores = _one_for_each(passages, value, where)
     return tuple(
-        replace(passage, teacher_score=score) for passage, score in zip(passages, scores, strict=True)
+        replace(passage, teacher_score=checked_score(scores[index], f"{where}[{index}]"))
+        for index, passage in enumerate(passages)
     )
 
 
@@ -187,9 +179,11 @@ def split_by_grade(
     Raises:
         ValueError: a value is not a number, or is a fraction although ``min_grade`` is None.
     """
-    grades = []
+    least = 1 if min_grade is None else min_grade
+    positives = []
+    negatives = []
     listed = value if isinstance(value, list | tuple) else [value] * len(passages)
-    for item in _one_for_each(passages, listed, where):
+    for passage, item in zip(passages, _one_for_each(passages, listed, where), strict=True):
         grade = number_of(item)
         if grade is None:
             raise ValueError(
@@ -200,23 +194,16 @@ def split_by_grade(
                 f"{where} is the score {grade:g}, expected a whole grade, or a bound that says which are"
                 " positives; dpr prepare FILE min_grade=X out=train.jsonl makes positives of those from X on"
             )
-        grades.append(grade)
-    least = 1 if min_grade is None else min_grade
-    graded = list(zip(passages, grades, strict=True))
-    positives = tuple(item for item, grade in graded if grade >= least)
-    return positives, tuple(item for item, grade in graded if grade < least and grade <= 0)
-
-
-def checked_text(holder: Mapping[str, Any], key: str, where: str = "") -> str:
-    """The string under ``key``; ValueError says what is there instead."""
-    if key not in holder:
-        raise ValueError(f"{where or key} is missing, expected a string; the keys are {keys_of(holder)}")
-    return _string(holder[key], where or key)
+        if grade >= least:
+            positives.append(passage)
+        elif grade <= 0:
+            negatives.append(passage)
+    return tuple(positives), tuple(negatives)
 
 
 def text_of(value: Any, where: str) -> str:
     """A string that holds more than spaces. Raises ValueError for anything else, or half a character."""
-    text = _string(value, where)
+    text = string_of(value, where)
     if not text.strip():
         raise ValueError(f"{where} is empty, expected some text")
     return text
@@ -226,7 +213,7 @@ def checked_id(value: Any, where: str) -> str:
     """An id as a string, maybe empty. Raises ValueError unless it is a string or an integer."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return _string(value, where, "an id (a string or an integer)")
+    return string_of(value, where, "an id (a string or an integer)")
 
 
 def id_of(value: Any, where: str) -> str:
@@ -239,10 +226,11 @@ def id_of(value: Any, where: str) -> str:
 
 def title_of(value: Any, where: str) -> str:
     """A title; empty for null. Raises ValueError for anything but a string."""
-    return "" if value is None else _string(value, where)
+    return "" if value is None else string_of(value, where)
 
 
-def _string(value: Any, where: str, expected: str = "a string") -> str:
+def string_of(value: Any, where: str, expected: str = "a string") -> str:
+    """A string, maybe empty. Raises ValueError for anything else, or half a character."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {describe(value)}, expected {expected}")
     if has_lone_surrogate(value):
@@ -264,11 +252,7 @@ def checked_answers(value: Any) -> tuple[str, ...]:
     if not isinstance(answers, list):
         raise ValueError(f"answers is {describe(value)}, expected a list of strings")
     for index, answer in enumerate(answers):
-        # neither too long nor inf
-        is_number = (
-            isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < 10**1000
-        )
-        if not is_number and (not isinstance(answer, str) or has_lone_surrogate(answer)):
+        if not is_finite_number(answer) and (not isinstance(answer, str) or has_lone_surrogate(answer)):
             raise ValueError(f"answers[{index}] is {describe(answer)}, expected a string")
     return tuple(str(answer) for answer in answers)
 
@@ -288,9 +272,8 @@ def answers_in(text: str) -> Any:
         ValueError: the text is no such literal.
     """
     try:
-        with warnings.catch_warnings():
-            # regex answers such as '\d' are legal literals for which Python warns
-            warnings.simplefilter("ignore")
+        # regex answers such as '\d' are legal literals for which Python warns
+        with warnings.catch_warnings(action="ignore"):
             value = ast.literal_eval(_with_commas(text.strip()))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")

@@ -33,6 +33,7 @@ from dpr.core.errors import ConfigError, InputError, OutputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
 from dpr.core.records import Passage, TrainingSample, text_hash
+from dpr.formats.arrays import rows_of_repeated
 from dpr.formats.arrow_files import MappedBatches, chosen_split, write_batches
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.registry import READERS, files_read, format_of
@@ -46,9 +47,7 @@ from dpr.storage.outputs import cache_key, ensure_built
 
 logger = get_logger(__name__)
 
-_CACHE_VERSION = (
-    8  # a change in what is read out of a file must change it, so that old cache folders are not used
-)
+_CACHE_VERSION = 8  # changes with what is read out of a file, so that old cache folders are not used
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 HUB = "hf://"
@@ -105,12 +104,11 @@ class TrainingSet(MappedBatches):
     def known_positives(self, row: int) -> tuple[Passage, ...]:
         """All passages known to answer the question of ``row``: its own, then those of rows with exactly the
         same question."""
-        places = (self.find(same) for same in (row, *self.rows_with_same_question(row)))
-        return tuple(
-            dict.fromkeys(
-                passage for batch, index in places for passage in _passages(batch, "positives", index)
-            )
-        )
+        known: dict[Passage, None] = {}
+        for same in (row, *self.rows_with_same_question(row)):
+            batch, index = self.find(same)
+            known |= dict.fromkeys(_passages(batch, "positives", index))
+        return tuple(known)
 
     def rows_with_same_question(self, row: int) -> list[int]:
         """Other rows whose question is exactly that of ``row``, in order."""
@@ -172,19 +170,13 @@ def open_training_set(
             )
         folder = _built(paths, options, limit)
     else:
+        origin = data if is_hub_name(data) else "rows in memory"
         with rows_file(data, split=split, cache=cache) as file:
-            folder = _built(
-                [file],
-                replace(options, split=""),
-                limit,
-                origin="rows in memory" if not is_hub_name(data) else data,
-            )
+            folder = _built([file], replace(options, split=""), limit, origin=origin)
     opened = TrainingSet(folder, name)
     counts = opened.counts
-    logger.info(
-        "%s: read %d records, kept %d, dropped %d without positives, rejected %d",
-        *(name, counts.read, counts.kept, counts.dropped, counts.rejected),
-    )
+    told = "%s: read %d records, kept %d, dropped %d without positives, rejected %d"
+    logger.info(told, name, counts.read, counts.kept, counts.dropped, counts.rejected)
     for note in opened.unread.values():
         logger.warning("%s", note)
     return opened
@@ -199,9 +191,7 @@ def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin
 
     def folder_name() -> str:
         read = [file for path in paths for file in files_read(path)]
-        told: list[Any] = [_CACHE_VERSION, -1 if limit is None else limit]
-        if options.split or options.columns:
-            told += [options.split, options.columns]
+        told = [_CACHE_VERSION, limit, options.split, options.columns]
         return f"training-{cache_key(read, told)}"
 
     def samples() -> Iterator[TrainingSample]:
@@ -257,19 +247,14 @@ def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
             yield [sample.question, sample.answers, *passages]
 
     def characters(row: list[Any]) -> int:
-        return len(row[0]) + sum(
-            len(passage[0]) + len(passage[1]) for passages in row[2:] for passage in passages
-        )
+        return len(row[0]) + sum(len(text) + len(title) for listed in row[2:] for text, title, *_ in listed)
 
     write_batches(folder / _ROWS, _SCHEMA, rows(), characters)
     # Rows of equal hash, confirmed by comparing the questions themselves.
-    _, group, count = np.unique(
-        np.frombuffer(hashes, dtype=np.uint64), return_inverse=True, return_counts=True
-    )
     stored = MappedBatches(folder / _ROWS)
     first: dict[str, int] = {}
     pairs = []
-    for row in np.flatnonzero(count[group] > 1).tolist():
+    for row in rows_of_repeated(np.frombuffer(hashes, dtype=np.uint64)):
         batch, index = stored.find(row)
         pairs.append((row, first.setdefault(batch.column("question")[index].as_py(), row)))
     repeated = {leader for row, leader in pairs if row != leader}
@@ -328,11 +313,9 @@ def _rows(data: Any, split: str) -> Iterable[Any]:
     if split:
         raise ConfigError(f"split={split} was given with data that have no splits")
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
-        rows: Iterable[Any] = data.with_format(None)  # otherwise values may be tensors
-        return rows
+        return iter(data.with_format(None))  # otherwise values may be tensors
     if hasattr(data, "columns") and hasattr(data, "to_dict"):
-        frame: list[Any] = data.to_dict("records")
-        return frame
+        return iter(data.to_dict("records"))
     if isinstance(data, str | bytes | Path | Mapping) or not isinstance(data, Iterable):
         raise ConfigError(f"training data of type {type(data).__name__}, expected {_EXPECTED}")
     return data

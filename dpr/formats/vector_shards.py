@@ -4,8 +4,7 @@ written last.
     X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of
     int8
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
-        ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
-        (pack_ids in dpr/formats/arrays.py)
+        ids-00000.npy      (n,) fixed-width bytes, UTF-8
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
 
 Until then a chunk is a step (dpr/storage/steps.py): several processes may write different chunks of one shard
@@ -20,7 +19,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,13 @@ from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES, text_sha256
 from dpr.formats.arrays import (
     DTYPES,
-    PackedIds,
     array_names,
     array_writers,
     decode,
     encode,
     first_duplicate,
+    map_ids,
     map_vectors,
-    pack_ids,
 )
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
@@ -109,16 +107,12 @@ class VectorShardWriter(Steps):
                 )
         encoded = [key.encode() for key in ids]
         if any(not 0 < len(key) <= MAX_ID_BYTES or b"\0" in key for key in encoded):
-            found = (
-                f"chunk {number}: an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
-            )
-            raise InputError(found, file=self.folder)
-        if len(set(ids)) != len(ids):
-            ((repeated, _),) = Counter(ids).most_common(1)
-            raise InputError(
-                f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder, expected="unique ids"
-            )
-        arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
+            found = f"an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
+            raise InputError(f"chunk {number}: {found}", file=self.folder)
+        ((repeated, times),) = Counter(ids).most_common(1)
+        if times > 1:
+            raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder)
+        arrays["ids"] = np.array(encoded)
         if self.is_complete():
             self.reopen()
         files = {_file(name, number): array for name, array in arrays.items()}
@@ -138,15 +132,11 @@ class VectorShardWriter(Steps):
         proofs = self.proofs()
         if num_chunks is None:
             num_chunks = max(proofs, default=0) + 1
-        missing = sorted(set(range(num_chunks)) - set(proofs))
-        if missing or len(proofs) != num_chunks:
-            found = (
-                f"{len(missing)} chunks are missing, first {missing[:5]}"
-                if missing
-                else f"{len(proofs)} chunks, not {num_chunks}"
-            )
+        if list(proofs) != list(range(num_chunks)):
+            missing = sorted(set(range(num_chunks)) - set(proofs))
+            found = f"{len(missing)} chunks are missing, first {missing[:5]}: {len(proofs)} of {num_chunks} are there"
             raise InputError(found, file=self.folder, hint="rerun the same command to write them")
-        num_vectors = sum(len(PackedIds.mapped(self.folder / _file("ids", number))) for number in proofs)
+        num_vectors = sum(len(map_ids(self.folder / _file("ids", number))) for number in proofs)
         self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks})
 
     def _stated_in(self, metadata: dict[str, Any]) -> Any:
@@ -163,13 +153,11 @@ class VectorShard:
 
     def __init__(self, path: str | Path, *, verify: bool = True) -> None:
         self.path = Path(path)
-        if (self.path / CLAIM).is_file() and not (self.path / MANIFEST).is_file():
-            raise InputError(
-                "these vectors are unfinished",
-                file=self.path,
-                hint="run the embedding command again to finish them",
-            )
-        self._seen = file_state(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ()
+        file = self.path / MANIFEST
+        if (self.path / CLAIM).is_file() and not file.is_file():
+            hint = "run the embedding command again to finish them"
+            raise InputError("these vectors are unfinished", file=self.path, hint=hint)
+        self._seen = file_state(file) if file.exists() else ()
         manifest = read_manifest(self.path)
         self.metadata: Metadata = manifest["metadata"]
         numbers = [self.metadata.get(key) for key in ("num_vectors", "dimension")]
@@ -179,7 +167,7 @@ class VectorShard:
             or self.dtype not in DTYPES
             or not all(isinstance(value, str | int | float | bool) for value in self.metadata.values())
         ):
-            raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST)
+            raise InputError("the manifest is not one of a vector shard", file=file)
         self.num_vectors = int(self.metadata["num_vectors"])
         self.dimension = int(self.metadata["dimension"])
         chunks: defaultdict[int, dict[str, Any]] = defaultdict(dict)
@@ -193,20 +181,13 @@ class VectorShard:
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
         problems = [problem for problem in problems if not RECORDS.match(problem)]
         num_files = len(array_names(self.dtype)) + 1
-        if list(self._chunks) != list(range(len(self._chunks))) or any(
-            len(files) != num_files for files in self._chunks.values()
-        ):
+        is_whole = all(len(files) == num_files for files in self._chunks.values())
+        if not is_whole or list(self._chunks) != list(range(len(self._chunks))):
             problems.append("chunks are missing")
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            raise InputError(
-                problems[0] + more,
-                file=self.path,
-                hint="run the embedding command again, it rewrites damaged chunks",
-            )
-
-    def __len__(self) -> int:
-        return self.num_vectors
+            hint = "run the embedding command again, it rewrites damaged chunks"
+            raise InputError(problems[0] + more, file=self.path, hint=hint)
 
     def ids_sha256(self) -> str:
         """A hash of the files that hold the ids."""
@@ -227,7 +208,7 @@ class VectorShard:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
         if self._ends is None:
-            self._ends = np.cumsum([len(ids) for ids in self._mapped_ids()])
+            self._ends = np.cumsum([len(ids) for ids in self.id_chunks()])
         chunk_of = np.searchsorted(self._ends, rows, side="right")
         found_ids = []
         found = []
@@ -238,9 +219,9 @@ class VectorShard:
             found.append(decode({name: array[part] for name, array in arrays.items()}))
         return np.concatenate(found_ids), np.concatenate(found)
 
-    def _arrays(self, number: int) -> tuple[PackedIds, dict[str, np.ndarray]]:
+    def _arrays(self, number: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Ids and arrays of a chunk, memory-mapped."""
-        ids = PackedIds.mapped(self.path / _file("ids", number))
+        ids = map_ids(self.path / _file("ids", number))
         files = {name: self.path / _file(name, number) for name in array_names(self.dtype)}
         arrays = {name: map_vectors(file, name, self.dtype, self.dimension) for name, file in files.items()}
         for name, array in arrays.items():
@@ -252,14 +233,10 @@ class VectorShard:
 
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Ids (n,) of dtype 'S', in order, some rows at a time."""
-        for ids in self._mapped_ids():
-            yield from ids.chunks()
-
-    def _mapped_ids(self) -> Iterator[PackedIds]:
-        return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)
+        return (map_ids(self.path / _file("ids", number)) for number in self._chunks)
 
 
-def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[VectorShard]:
+def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:
     """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong
     together.
 
@@ -271,18 +248,13 @@ def open_shards(patterns: Sequence[str | Path], *, verify: bool = True) -> list[
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
         matches = matching_paths(pattern)
         if not matches:
-            raise InputError(
-                "no vectors found",
-                file=pattern,
-                hint="generate_embeddings.py writes them as <out_file>_<shard_id>",
-            )
+            hint = "generate_embeddings.py writes them as <out_file>_<shard_id>"
+            raise InputError("no vectors found", file=pattern, hint=hint)
         # digits are compared as numbers
         paths += sorted(matches, key=lambda path: [part.zfill(9) for part in re.split(r"(\d+)", str(path))])
     paths = list(dict.fromkeys(paths))
-    with ThreadPoolExecutor(
-        min(len(paths), os.cpu_count() or 1)
-    ) as pool:  # hashing works outside the interpreter's lock
-        shards = list(pool.map(partial(VectorShard, verify=verify), paths))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing works outside the interpreter's lock
+        shards = list(pool.map(VectorShard, paths))
     require_compatible([(shard.path, shard.metadata) for shard in shards])
     # What was proved once for the same files is not proved again.
     proved = [shard.ids_sha256() for shard in shards]
@@ -301,10 +273,8 @@ def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
     for path, metadata in shards[1:]:
         for key, what in _MUST_AGREE.items():
             if metadata.get(key) != first.get(key):
-                found = (
-                    f"these vectors are {what} than {first_path} ({key} {metadata.get(key)!r}, there"
-                    f" {first.get(key)!r})"
-                )
+                differ = f"{key} {metadata.get(key)!r}, there {first.get(key)!r}"
+                found = f"these vectors are {what} than {first_path} ({differ})"
                 raise InputError(found, file=path, hint="embed the corpus again with one model")
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
     for path, metadata in shards:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
+from dpr.formats.arrays import ArraySource as ArraySource
 from dpr.indexer.ranking import decode_ids
 
 _WIDE_VALUES = 1 << 21  # 16 MB of float64
@@ -42,31 +43,6 @@ class RowSource(VectorSource, Protocol):
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Yields the ids alone, in order."""
         ...
-
-
-@dataclass(frozen=True)
-class ArraySource:
-    """A source made of arrays in memory; ``vectors`` (n, D) float32 or float16."""
-
-    ids: np.ndarray
-    vectors: np.ndarray
-
-    @property
-    def num_vectors(self) -> int:
-        return int(self.vectors.shape[0])
-
-    @property
-    def dimension(self) -> int:
-        return int(self.vectors.shape[1])
-
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        yield self.ids, self.vectors
-
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.ids[rows], self.vectors[rows]
-
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        yield self.ids
 
 
 @dataclass(frozen=True)

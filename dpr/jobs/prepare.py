@@ -21,7 +21,7 @@ def run(config: PrepareSettings) -> None:
     if config.pairs is not None:
         how = config.part(PairFileSettings)
         counts = prepare_pairs(source, out, how, overwrite=config.overwrite)
-    elif is_folder and (seen := look_at(source)).kind == "folder" and not seen.fit:
+    elif is_folder and not look_at(source)[0]:
         counts = prepare_folder(source, out, config.part(FolderSettings), overwrite=config.overwrite)
     else:
         print(f"{out}: {convert(config)}")

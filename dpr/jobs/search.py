@@ -35,7 +35,7 @@ from dpr.formats.corpora import (
     read_records,
 )
 from dpr.formats.delimited import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
-from dpr.formats.training_records import checked_text, title_in
+from dpr.formats.training_records import string_of, title_in
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
@@ -312,11 +312,12 @@ def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage,
         number = str(known + index)
         try:
             if isinstance(record, str):
-                passage = Passage(checked_text({"text": record}, "text"), "", number)
+                passage = Passage(string_of(record, "text"), "", number)
             elif isinstance(record, Passage):
                 passage = record if record.id else replace(record, id=number)
             elif isinstance(record, Mapping):
-                text = checked_text(record, require_name(record, PASSAGE_TEXTS, "text"))
+                name = require_name(record, PASSAGE_TEXTS, "text")
+                text = string_of(record[name], name)
                 key = first_id(record, PASSAGE_IDS, number)
                 passage = Passage(text, title_in(record), key, origin=origin_of(record))
             else:

@@ -94,7 +94,7 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
             options = DataSetSettings()
             files = _expand(name)
             if not files and path.is_dir():
-                if not look_at(path).fit:
+                if not look_at(path)[0]:
                     raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
                 files = (path,)
             elif not files and glob.has_magic(name):

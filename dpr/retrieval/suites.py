@@ -159,7 +159,7 @@ def _test_set(
 def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfig) -> TestSet:
     """A test set of a file that lists right and wrong passages for each question; one passage of the corpus
     for each different text. A question of several rows is asked once."""
-    if not options.columns and not look_at(file).fit:
+    if not options.columns and not look_at(file)[0]:
         raise InputError(
             "is no test set",
             file=file,

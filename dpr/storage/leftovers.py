@@ -48,10 +48,10 @@ def this_process() -> ProcessName:
     return ProcessName(_host(), os.getpid(), _start_of(os.getpid()) or 0)
 
 
-def temporary_beside(target: Path, kind: str = _TEMPORARY, *, process: ProcessName | None = None) -> Path:
-    """Where this process, or another one, writes the future ``target``, or moves a file or folder that it
+def temporary_beside(target: Path, kind: str = _TEMPORARY) -> Path:
+    """Where this process writes the future ``target``, or moves a file or folder that it
     replaces."""
-    process = process or this_process()
+    process = this_process()
     return target.parent / f"{kind}{target.name}-{process.pid}.{process.start}@{_in_a_name(process.host)}"
 
 
@@ -75,14 +75,9 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        found = (
-            "it is not a plain file"
-            if not stat.S_ISLNK(kind) and kind != stat.S_IFREG
-            else "it is a symbolic link"
-        )
-        raise OutputError(
-            path, found, hint="remove it; it may lead to a file that is not to be overwritten"
-        ) from None
+        found = "it is a symbolic link, or not a plain file"
+        hint = "remove it; it may lead to a file that is not to be overwritten"
+        raise OutputError(path, found, hint=hint) from None
 
 
 def remove_leftovers(parent: Path) -> None:

@@ -43,13 +43,7 @@ from dpr.storage.leftovers import (
 from dpr.storage.untrusted import parsed
 
 LOCK_FILE = "run.lock"
-# a killed writer may have left less than all
-_BEGINNINGS = (
-    b'{"token"',
-    b'{"since"',
-    b'{"processes"',
-    b"{}",
-)
+_BEGINNING = b'{"token"'  # a killed writer may have left less than all
 TOUCH_EVERY_S = 30.0
 STALE_AFTER_S = 180.0
 
@@ -109,7 +103,7 @@ class RunLock:
             seen: dict[str, Any] = {}
             with suppress(TypeError, ValueError):
                 seen = dict(parsed(content.decode()))
-            if content.strip(b"\0") and not content.startswith(_BEGINNINGS):
+            if content.strip(b"\0") and not content.startswith(_BEGINNING):
                 raise OutputError(self._file, "it holds something else than a lock", hint="move it away")
             if (holder := self._holder(seen)) is not None:
                 return holder
@@ -143,9 +137,10 @@ class RunLock:
         since = f", since {lock['since']}" if "since" in lock else ""
         for rank, process in enumerate(processes):
             is_gone = process.is_gone()
-            if process == mine or is_gone or (is_gone is None and self._age_s() > STALE_AFTER_S):
-                continue
-            return f"process {process.pid} on {process.host} (rank {rank}{since})"
+            if is_gone is None:
+                is_gone = self._age_s() > STALE_AFTER_S
+            if process != mine and not is_gone:
+                return f"process {process.pid} on {process.host} (rank {rank}{since})"
         return None
 
     def _age_s(self) -> float:
@@ -280,11 +275,7 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     is_folder = target.is_dir()
     if not (target.exists() or target.is_symlink()) or (is_folder and not any(target.iterdir())):
         return False
-    hint = (
-        "choose another name, or overwrite=true"
-        if overwrite is False
-        else "choose another name, or remove it first"
-    )
+    hint = f"choose another name, or {'overwrite=true' if overwrite is False else 'remove it first'}"
     if overwrite:
         if is_folder and not (target / MANIFEST).is_file():
             raise InputError("is a folder that this toolkit has not written", file=target, hint=hint)
@@ -292,18 +283,19 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     stated: Any = None
     with suppress(InputError):
         stated = read_manifest(target)["metadata"].get("made_of") if is_folder else provenance_of(target)
+    found = "exists already"
     if stated != provenance:
         keys = sorted(stated.keys() | provenance.keys()) if isinstance(stated, dict) else []
-        other = ", ".join(key for key in keys if stated.get(key) != provenance.get(key))
-        raise InputError(
-            "exists already" + (f", made with another {other}" if other else ""), file=target, hint=hint
+        if other := ", ".join(key for key in keys if stated.get(key) != provenance.get(key)):
+            found += f", made with another {other}"
+    elif problems := verify_folder(target) if is_folder else verify_file(target):
+        found += f", and has changed since it was made: {problems[0]}"
+    else:
+        logger.info(
+            "%s exists already, made of the same inputs with the same settings: nothing to do", target
         )
-    if problems := verify_folder(target) if is_folder else verify_file(target):
-        raise InputError(
-            f"exists already, and has changed since it was made: {problems[0]}", file=target, hint=hint
-        )
-    logger.info("%s exists already, made of the same inputs with the same settings: nothing to do", target)
-    return True
+        return True
+    raise InputError(found, file=target, hint=hint)
 
 
 def cache_key(paths: Sequence[Path], metadata: Sequence[Any]) -> str:

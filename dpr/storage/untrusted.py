@@ -57,10 +57,8 @@ def describe(value: Any) -> str:
     if not isinstance(value, bool | str | int | float):  # of a Parquet column or a Python literal
         return f"of type {type(value).__name__}"
     kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
-    return (
-        f"the {kind}"
-        f" {str(value)[:40] if len(str(value)) > 40 else value!a}{'...' if len(str(value)) > 40 else ''}"
-    )
+    text = str(value)
+    return f"the {kind} {text[:40]!a}..." if len(text) > 40 else f"the {kind} {value!a}"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from tests.helpers.adapters import base_folder
 from tests.helpers.decoders import decoder_folder
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient
+from tests.helpers.question_files import write_csv_questions
 from tests.helpers.tiny import VOCABULARY, encoder_folder, sentence
 from tests.helpers.warm_dpr import warm_dpr
 
@@ -284,7 +285,10 @@ def write_scored(here: Workplace, path: Path) -> None:
 
 
 def write_question_file(here: Workplace, path: Path) -> None:
-    write_questions(path, questions(here))
+    if path.suffix == ".csv":
+        write_csv_questions(path, questions(here))
+    else:
+        write_questions(path, questions(here))
 
 
 def write_judgements(here: Workplace, path: Path) -> None:

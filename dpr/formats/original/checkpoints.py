@@ -86,18 +86,15 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
         in one.
     """
     try:
+        weights: dict[str, Tensor] = {}
         with path.open("rb") as file, _open_container(file, path.stat().st_size) as (root, storages):
-            weights = {
-                name: storages.tensor(value, name)
-                for name, value in _section(root, "model_dict").items()
-                if not (
-                    isinstance(name, str) and (name.endswith("embeddings.position_ids") or ".pooler." in name)
-                )
-            }
+            for name, value in _section(root, "model_dict").items():
+                if not str(name).endswith("embeddings.position_ids") and ".pooler." not in str(name):
+                    weights[name] = storages.tensor(value, name)
             params = _section(root, "encoder_params")
-        flat = {**params, **(_dictionary(params.get("encoder")) or {})}
+            params |= _dictionary(params.get("encoder")) or {}
         settings: dict[str, Any] = {}
-        for key, value in flat.items():
+        for key, value in params.items():
             plain = value.state.get("_val") if _is_node(value) else value
             if plain is None or isinstance(plain, str | int | float):
                 settings[str(key)] = plain
@@ -114,16 +111,12 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
                 " 1048576"
             )
         return DprCheckpoint(weights, model, lower if isinstance(lower, bool) else True, length, settings)
-    except MalformedPickle as error:
-        raise CheckpointError(f"{error}; nothing in it was run", file=path, expected=EXPECTED) from None
-    except _DAMAGED as error:
-        raise CheckpointError(
-            f"damaged ({type(error).__name__}); nothing in it was run", file=path, expected=EXPECTED
-        ) from None
     except OSError as error:
-        raise CheckpointError(
-            f"cannot be read ({error.strerror or error})", file=path, expected=EXPECTED
-        ) from None
+        found = f"cannot be read ({error.strerror or error})"
+        raise CheckpointError(found, file=path, expected=EXPECTED) from None
+    except _DAMAGED as error:
+        found = str(error) if isinstance(error, MalformedPickle) else f"damaged ({type(error).__name__})"
+        raise CheckpointError(f"{found}; nothing in it was run", file=path, expected=EXPECTED) from None
 
 
 def write_dpr_checkpoint(
@@ -149,24 +142,18 @@ def write_dpr_checkpoint(
 
 
 def _section(root: Any, name: str) -> dict[Any, Any]:
-    members = _dictionary(root)
-    if members is None or name not in members:
-        raise MalformedPickle("the file is not a dictionary" if members is None else f"has no {name}")
-    if (section := _dictionary(members[name])) is None:
-        raise MalformedPickle(f"{name} is not a dictionary")
+    section = _dictionary((_dictionary(root) or {}).get(name))
+    if section is None:
+        raise MalformedPickle(f"has no {name}, or not as a dictionary")
     return section
 
 
 def _dictionary(value: Any) -> dict[Any, Any] | None:
     """A dictionary, or what is inside an OmegaConf container or an argparse.Namespace."""
-    if isinstance(value, Record):
-        value = (
-            value.state.get("_content")
-            if _is_node(value)
-            else value.state
-            if value.of == "argparse.Namespace"
-            else None
-        )
+    if _is_node(value):
+        value = value.state.get("_content")
+    elif isinstance(value, Record) and value.of == "argparse.Namespace":
+        value = value.state
     return value if isinstance(value, dict) else None
 
 
@@ -206,27 +193,24 @@ def _tensor_parts(value: Any, name: Any) -> tuple[_Storage, int, tuple[int, ...]
     """Data, offset, shape and stride."""
     if isinstance(value, Record) and value.of == "torch._utils._rebuild_parameter" and value.arguments:
         value = value.arguments[0]
-    is_tensor = (
-        isinstance(value, Record)
+    if (
+        isinstance(name, str)
+        and isinstance(value, Record)
         and value.of == "torch._utils._rebuild_tensor_v2"
         and len(value.arguments) >= 4
-    )
-    if not isinstance(name, str) or not is_tensor:
-        raise MalformedPickle(
-            f"model_dict: {ascii(name)[:80] if isinstance(name, str) else 'a key'} is not a tensor"
-        )
-    storage, offset, shape, stride = value.arguments[:4]
-    if isinstance(shape, Record) and shape.of == "torch.Size":
-        shape = shape.arguments[0] if shape.arguments else ()
-    is_whole = (
-        isinstance(storage, _Storage)
-        and isinstance(shape, tuple)
-        and isinstance(stride, tuple)
-        and len(shape) == len(stride) <= 8
-    )
-    if not is_whole or any(type(number) is not int for number in (offset, *shape, *stride)):
-        raise MalformedPickle(f"model_dict: {name} is damaged")
-    return storage, offset, shape, stride
+    ):
+        storage, offset, shape, stride = value.arguments[:4]
+        if isinstance(shape, Record) and shape.of == "torch.Size":
+            shape = shape.arguments[0] if shape.arguments else ()
+        if (
+            isinstance(storage, _Storage)
+            and isinstance(shape, tuple)
+            and isinstance(stride, tuple)
+            and len(shape) == len(stride) <= 8
+            and all(type(number) is int for number in (offset, *shape, *stride))
+        ):
+            return storage, offset, shape, stride
+    raise MalformedPickle(f"model_dict: {ascii(name)[:80]} is not a tensor")
 
 
 @contextmanager
@@ -242,10 +226,8 @@ def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages
         if len(members) != 1:
             raise MalformedPickle("an archive without one data.pkl")
         prefix = members[0].removesuffix("data.pkl")
-        if (
-            f"{prefix}byteorder" in archive.namelist()
-            and _member(archive, f"{prefix}byteorder", range(17)) != b"little"
-        ):
+        order = f"{prefix}byteorder"
+        if order in archive.namelist() and _member(archive, order, range(17)) != b"little":
             raise MalformedPickle("written on a big-endian machine")
         structure = _member(archive, members[0], range(MAX_STRUCTURE_BYTES + 1))
         yield (
@@ -257,10 +239,9 @@ def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages
 
 
 def _member(archive: zipfile.ZipFile, name: str, sizes: range) -> bytes:
-    try:
-        info = archive.getinfo(name)
-    except KeyError:
-        raise MalformedPickle(f"{name[-60:]} is missing") from None
+    if name not in archive.namelist():
+        raise MalformedPickle(f"{name[-60:]} is missing")
+    info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
         raise MalformedPickle(f"{name[-60:]} is compressed")
     if info.file_size not in sizes:
@@ -289,9 +270,8 @@ def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
     position = head.tell()
     for key in keys:
         file.seek(position)
-        size_field = file.read(8)
-        count = struct.unpack("<q", size_field)[0] if len(size_field) == 8 else -1
-        end = position + 8 + max(count, 0) * getattr(torch, seen[key].dtype).itemsize
+        (count,) = struct.unpack("<q", file.read(8))
+        end = position + 8 + count * getattr(torch, seen[key].dtype).itemsize
         if count < 0 or end > size:
             raise MalformedPickle("the file ends too early")
         places[key], position = (position + 8, count), end

@@ -4,7 +4,6 @@ held in memory."""
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
+from dpr.formats.arrays import ArraySource
 from dpr.formats.original.inert_pickle import MalformedPickle, Record, load_vectors
 from dpr.storage.durable import describe_file
 
@@ -23,7 +23,7 @@ _FROM_BUFFER = {"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuff
 _NAMES = {*_RECONSTRUCT, *_FROM_BUFFER, "numpy.ndarray", "numpy.dtype"}
 
 
-class PickledVectors:
+class PickledVectors(ArraySource):
     """Ids and vectors of one file.
 
     Raises:
@@ -38,36 +38,17 @@ class PickledVectors:
                 raise MalformedPickle("the file is empty")
             with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 items = load_vectors(mapped, _NAMES.__contains__)
-            self.ids, self.vectors = _arrays(items, size)
+            ids, vectors = _arrays(items, size)
+            super().__init__(ids, vectors)
         except MalformedPickle as error:
             raise InputError(f"{error}; nothing in it was run", file=self.path, expected=EXPECTED) from None
         except OSError as error:
             raise InputError(f"cannot be read ({error.strerror or error})", file=self.path) from None
 
-    @property
-    def num_vectors(self) -> int:
-        return len(self.ids)
-
-    @property
-    def dimension(self) -> int:
-        return int(self.vectors.shape[1])
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the file."""
         return str(describe_file(self.path)["sha256"])
-
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids (n,) of dtype 'S' and vectors (n, D), all at once."""
-        yield self.ids, self.vectors
-
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        """The ids alone."""
-        yield self.ids
-
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and vectors (n, D) at these rows."""
-        return self.ids[rows], self.vectors[rows]
 
 
 def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,15 +82,12 @@ def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _vector(value: Any, row: int) -> np.ndarray:
-    of, state, arguments = (
-        (value.of, value.state, value.arguments) if isinstance(value, Record) else ("", None, ())
-    )
-    if of in _RECONSTRUCT and isinstance(state, tuple) and len(state) == 5:
-        _, shape, dtype, _, data = state
-    elif of in _FROM_BUFFER and len(arguments) == 4:
-        data, dtype, shape, _ = arguments
-    else:
-        raise MalformedPickle(f"entry {row} does not hold a vector")
+    data = shape = dtype = None
+    if isinstance(value, Record):
+        if value.of in _RECONSTRUCT and isinstance(value.state, tuple) and len(value.state) == 5:
+            _, shape, dtype, _, data = value.state
+        elif value.of in _FROM_BUFFER and len(value.arguments) == 4:
+            data, dtype, shape, _ = value.arguments
     is_float32 = (
         isinstance(dtype, Record)
         and dtype.of == "numpy.dtype"
@@ -117,14 +95,8 @@ def _vector(value: Any, row: int) -> np.ndarray:
         and isinstance(dtype.state, tuple)
         and dtype.state[1:2] == ("<",)
     )
-    numbers = (
-        [size for size in shape if size != 1] if isinstance(shape, tuple) and len(shape) <= 8 else [-1, -1]
-    )
-    if (
-        not isinstance(data, bytes | bytearray)
-        or len(numbers) > 1
-        or not is_float32
-        or len(data) != 4 * (*numbers, 1)[0]
-    ):
-        raise MalformedPickle(f"entry {row} is not a float32 vector")
-    return np.frombuffer(data, dtype="<f4")
+    if is_float32 and isinstance(data, bytes | bytearray) and isinstance(shape, tuple) and len(shape) <= 8:
+        sizes = [size for size in shape if size != 1] or [1]
+        if sizes == [len(data) / 4]:
+            return np.frombuffer(data, dtype="<f4")
+    raise MalformedPickle(f"entry {row} does not hold a float32 vector")

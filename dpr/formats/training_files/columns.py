@@ -19,6 +19,7 @@ from dpr.formats.arrow_files import is_arrow
 from dpr.formats.delimited import (
     GRADES,
     LABELS,
+    NAMED_QUESTION_IDS,
     NEGATIVES,
     PASSAGE_IDS,
     POSITIVES,
@@ -57,7 +58,6 @@ from dpr.formats.training_records import (
 
 HEAD_BYTES = 2**16
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
-_QUESTION_IDS = tuple(name for name in QUESTION_IDS if name not in ("_id", "id"))  # which are the row's
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
 _NEGATIVE_IDS = (
     "negative_id",
@@ -77,7 +77,7 @@ _KNOWN = (
     *QUESTIONS,
     *POSITIVES,
     *NEGATIVES,
-    *_QUESTION_IDS,
+    *NAMED_QUESTION_IDS,
     *_POSITIVE_IDS,
     *_NEGATIVE_IDS,
     *TITLES,
@@ -94,12 +94,7 @@ def has_columns(keys: Iterable[str]) -> bool:
     names = set(keys)
     if "paragraphs" in names:  # SQuAD's, where questions lie deeper
         return False
-    return bool(names & {*QUESTIONS, *_QUESTION_IDS}) and bool(names & {*POSITIVES, *_POSITIVE_IDS})
-
-
-def is_header(fields: Sequence[str]) -> bool:
-    """Whether the first row of a table names columns that can be read."""
-    return has_columns(name.strip().lower() for name in fields)
+    return bool(names & {*QUESTIONS, *NAMED_QUESTION_IDS}) and bool(names & {*POSITIVES, *_POSITIVE_IDS})
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -119,25 +114,15 @@ def read_lists(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return record_rows(path, _parser(path, options, labels=()), options, _KNOWN)
 
 
-def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows of question and passage, or of question, passage and a label or score
-    (``ReadOptions.min_grade``)."""
-    return _rows_in_order(path, options, ("question", "positive"))
-
-
-def read_triples(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows of question, positive and negative passage."""
-    return _rows_in_order(path, options, ("question", "positive", "negative"))
-
-
 def head_of(path: Path) -> str:
     """The beginning of a text file, without a byte order mark."""
     with open_input(path) as stream:
         return stream.peek(HEAD_BYTES)[:HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
 
 
-def _rows_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
-    """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise."""
+def read_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
+    """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise. Those of question and
+    passage may have a label or score as third column (``ReadOptions.min_grade``)."""
     if (options.queries is None) != (options.corpus is None):
         raise ConfigError(
             "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
@@ -199,14 +184,15 @@ def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) 
 
     def passages_in(record: dict[str, Any], name: str, title: str = "") -> tuple[Passage, ...]:
         value = _at(record, name)
-        passages = passages_of(value, name, None if name in TEVATRON_LISTS else corpus, title=title)
+        find = None if corpus is None or name in TEVATRON_LISTS else corpus.passage
+        passages = passages_of(value, name, find, title=title)
         scores = f"{name}_scores"  # FlagEmbedding's lists beside the texts
         if name in ("pos", "neg") and record.get(scores) is not None:
             return with_scores(passages, record[scores], scores)
         return passages
 
     def parse(record: dict[str, Any]) -> TrainingSample:
-        name = column(record, "question", _QUESTION_IDS if queries else QUESTIONS)
+        name = column(record, "question", NAMED_QUESTION_IDS if queries else QUESTIONS)
         question = _at(record, name)
         answers: tuple[str, ...] = ()
         if queries is not None:

@@ -7,20 +7,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.arrow_files import chosen_split, column_names, is_arrow
-from dpr.formats.corpora import durable_text, require_word
-from dpr.formats.delimited import table_form
-from dpr.formats.json_records import indented_record, iter_json_records, iter_member_records
-from dpr.formats.question_sets import Judgement, grade_of, judgement_rows, names_judgements
+from dpr.formats.corpora import durable_text, write_passages
+from dpr.formats.delimited import named_columns, table_form
+from dpr.formats.json_records import indented_record, iter_json_records, read_json_object
+from dpr.formats.question_sets import (
+    JUDGED,
+    Judgement,
+    Qrels,
+    grade_of,
+    judgement_rows,
+    write_qrels,
+)
 from dpr.formats.text_input import located
 from dpr.formats.text_store import open_store
 from dpr.formats.training_files import columns
@@ -73,28 +79,22 @@ def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
     if sample.answers:
         record["answers"] = list(sample.answers)
     negatives = sample.hard_negatives + sample.other_negatives
-    record["positive_passages"] = [_tevatron_passage(passage) for passage in sample.positives]
-    record["negative_passages"] = [_tevatron_passage(passage) for passage in negatives]
-    return record
-
-
-def _tevatron_passage(passage: Passage) -> dict[str, Any]:
-    record: dict[str, Any] = {"docid": content_id(passage), "title": passage.title, "text": passage.text}
-    if passage.teacher_score is not None:
-        record["score"] = passage.teacher_score
+    for key, listed in (("positive_passages", sample.positives), ("negative_passages", negatives)):
+        record[key] = [{"docid": content_id(one), "title": one.title, "text": one.text} for one in listed]
+        for passage, written in zip(listed, record[key], strict=True):
+            if passage.teacher_score is not None:
+                written["score"] = passage.teacher_score
     return record
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
     """Title and text are joined by a space; ids and answers have no place in this format."""
     record: dict[str, Any] = {"query": sample.question}
-    lists = {"pos": sample.positives, "neg": sample.hard_negatives + sample.other_negatives}
-    for key, listed in lists.items():
-        record[key] = [
-            f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed
-        ]
-    if any(passage.teacher_score is not None for listed in lists.values() for passage in listed):
-        for key, listed in lists.items():
+    negatives = sample.hard_negatives + sample.other_negatives
+    has_scores = any(passage.teacher_score is not None for passage in sample.positives + negatives)
+    for key, listed in (("pos", sample.positives), ("neg", negatives)):
+        record[key] = [f"{one.title} {one.text}" if one.title else one.text for one in listed]
+        if has_scores:
             record[f"{key}_scores"] = [passage.teacher_score for passage in listed]
     return record
 
@@ -124,20 +124,23 @@ def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     title is that of its passages.
 
     A question without answer in its paragraph (SQuAD 2.0) has no positive. A bad row ends its article. It is
-    named by the line of the article and the place inside it, since most such files are a single line.
+    named by its place, since most such files are a single line. The whole file is held in memory.
     """
-    for index, record in enumerate(iter_member_records(path, "data")):
+    articles = read_json_object(path).get("data")
+    if not isinstance(articles, list):
+        raise InputError("no list 'data' in the object", file=path)
+    for index, article in enumerate(articles):
         try:
-            with located(path, record.line):
-                if record.error is not None:
-                    raise record.error
-                for sample in _squad_samples(record.value, f"data[{index}]"):
-                    yield SourceRow(path, record.line, sample)
+            with located(path, 1):
+                for sample in _squad_samples(article, f"data[{index}]"):
+                    yield SourceRow(path, 1, sample)
         except InputError as problem:
-            yield SourceRow(path, record.line, None, problem)
+            yield SourceRow(path, 1, None, problem)
 
 
-def _squad_samples(article: dict[str, Any], where: str) -> Iterator[TrainingSample]:
+def _squad_samples(article: Any, where: str) -> Iterator[TrainingSample]:
+    if not isinstance(article, dict):
+        raise ValueError(f"{where} is {describe(article)}, expected an object")
     # File names of Wikipedia pages have underscores for spaces.
     title = title_of(article.get("title"), f"{where}.title").replace("_", " ")
     for inside, paragraph in _objects(article.get("paragraphs"), f"{where}.paragraphs"):
@@ -145,13 +148,12 @@ def _squad_samples(article: dict[str, Any], where: str) -> Iterator[TrainingSamp
         for place, entry in _objects(paragraph.get("qas"), f"{inside}.qas"):
             question = text_of(entry.get("question"), f"{place}.question")
             listed = _objects(entry.get("answers") or [], f"{place}.answers")
-            answers = checked_answers(
-                list(dict.fromkeys(str(answer.get("text", "")) for _, answer in listed))
-            )
+            texts = dict.fromkeys(str(answer.get("text", "")) for _, answer in listed)
+            answers = checked_answers([text for text in texts if text])
             if entry.get("is_impossible") is True:
                 yield TrainingSample(question, ())
             else:
-                yield TrainingSample(question, (passage,), answers=tuple(filter(None, answers)))
+                yield TrainingSample(question, (passage,), answers=answers)
 
 
 def _objects(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
@@ -171,12 +173,12 @@ def read_beir(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     folder = path.parent.parent
     if path.is_dir():
         folder = path
-        names = [file.name for file in sorted((folder / "qrels").glob("*.tsv*"))]
-        by_split = {name.removesuffix(".gz").removesuffix(".tsv"): name for name in names}
+        files = sorted((folder / "qrels").glob("*.tsv*"))
+        by_split = {file.name.removesuffix(".gz").removesuffix(".tsv"): file for file in files}
         if not by_split:
             expected = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
             raise InputError("no qrels/*.tsv", file=folder, expected=expected)
-        qrels = folder / "qrels" / by_split[chosen_split(list(by_split), options.split, folder)]
+        qrels = by_split[chosen_split(list(by_split), options.split, folder)]
     stores = []
     for name, given in (("corpus", options.corpus), ("queries", options.queries)):
         beside = (folder / f"{name}{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz"))
@@ -216,42 +218,36 @@ def files_read(path: Path) -> list[Path]:
 
 def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes BEIR's layout as a folder: positives with grade 1, negatives of both kinds with grade 0. Passages
-    without id get one made of their content. Holds a hash per distinct passage.
+    without id get one made of their content. Holds the ids and grades in memory.
 
     Raises:
         InputError: two different passages with the same id; an id that holds white space.
     """
     seen: dict[str, int] = {}
-    count = 0
+    qrels: Qrels = {}
+
+    def passages(queries: IO[str]) -> Iterator[Passage]:
+        for number, sample in enumerate(samples):
+            key = str(number)
+            query = {"_id": key, "text": sample.question, "metadata": {"answers": list(sample.answers)}}
+            queries.write(json.dumps(query, ensure_ascii=False) + "\n")
+            qrels[key] = {}
+            for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
+                name = content_id(passage)
+                content = hash((passage.title, passage.text))
+                if name not in seen:
+                    yield Passage(passage.text, passage.title, name)
+                if seen.setdefault(name, content) != content:
+                    raise InputError(f"two different passages have the id {name!a}", file=path)
+                qrels[key].setdefault(name, int(passage in sample.positives))
+
     # A caller that gives a note has checked what is there, and may be allowed to replace it.
-    with (
-        durable_folder(
-            path, overwrite=note is not None, metadata={"kind": "BEIR layout", "made_of": note}
-        ) as folder,
-        open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,
-        open(folder / "queries.jsonl", "w", encoding="utf-8") as queries,
-    ):
-        (folder / "qrels").mkdir()
-        with open(folder / "qrels" / "train.tsv", "w", encoding="utf-8") as qrels:
-            qrels.write("query-id\tcorpus-id\tscore\n")
-            for count, sample in enumerate(samples, 1):
-                key = str(count - 1)
-                metadata = {"answers": list(sample.answers)}
-                query = {"_id": key, "text": sample.question, "metadata": metadata}
-                queries.write(json.dumps(query, ensure_ascii=False) + "\n")
-                grades: dict[str, int] = {}
-                for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
-                    name = content_id(passage)
-                    content = hash((passage.title, passage.text))
-                    if name not in seen:
-                        require_word(name, path)
-                        record = {"_id": name, "title": passage.title, "text": passage.text}
-                        corpus.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    if seen.setdefault(name, content) != content:
-                        raise InputError(f"two different passages have the id {name!a}", file=path)
-                    grades.setdefault(name, int(passage in sample.positives))
-                qrels.writelines(f"{key}\t{name}\t{grade}\n" for name, grade in grades.items())
-    return count
+    metadata = {"kind": "BEIR layout", "made_of": note}
+    with durable_folder(path, overwrite=note is not None, metadata=metadata) as folder:
+        with open(folder / "queries.jsonl", "w", encoding="utf-8") as queries:
+            write_passages(folder / "corpus.jsonl", passages(queries))
+        write_qrels(folder / "qrels" / "train.tsv", qrels)
+    return len(qrels)
 
 
 READERS: dict[str, Callable[[Path, ReadOptions], Iterator[SourceRow]]] = {
@@ -260,8 +256,8 @@ READERS: dict[str, Callable[[Path, ReadOptions], Iterator[SourceRow]]] = {
     "tevatron": columns.read_lists,
     "flagembedding": columns.read_lists,
     "squad": read_squad,
-    "triples": columns.read_triples,
-    "pairs": columns.read_pairs,
+    "triples": partial(columns.read_in_order, roles=("question", "positive", "negative")),
+    "pairs": partial(columns.read_in_order, roles=("question", "positive")),
     "columns": columns.read,
 }
 """By the names of formats."""
@@ -273,46 +269,41 @@ WRITERS: dict[str, Callable[[Path, Iterable[TrainingSample], Note], int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Glimpse:
-    """What the beginning of a file shows: ``kind`` is folder, arrow, json, table or empty; keys of the first
-    record, or its fields; names of the formats that ``fit``."""
-
-    kind: str
-    keys: frozenset[str] = frozenset()
-    fields: tuple[str, ...] = ()
-    fit: tuple[str, ...] = ()
-
-
-def look_at(path: Path) -> Glimpse:
-    """Reads the beginning of a file, or a folder's names."""
+def look_at(path: Path) -> tuple[tuple[str, ...], str]:
+    """The names of the formats that fit the beginning of a file, or a folder's names; and what is there, for
+    messages. A file with nothing to see fits DPR's."""
     if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
-        return Glimpse("folder", fit=("beir",) if (path / "qrels").is_dir() else ())
+        return (("beir",) if (path / "qrels").is_dir() else ()), "folder"
     if is_arrow(path):
-        keys = frozenset(column_names(path))
-        return Glimpse("arrow", keys, fit=_fitting_records(keys) or ("columns",))
+        keys = set(column_names(path))
+        return _fitting_records(keys) or ("columns",), _shown_keys(keys)
     head = columns.head_of(path).lstrip()
     if not head:
-        return Glimpse("empty")
+        return ("dpr",), ""
     if head[0] not in "{[":
         fields = tuple(table_form(path).first)
-        return Glimpse("table", fields=fields, fit=_fitting_table(fields))
-    is_long_line = head[0] == "{" and "\n" not in head and len(head) > columns.HEAD_BYTES // 2
+        return _fitting_table(fields), f"{len(fields)} columns"
     try:
-        record = None if is_long_line else next(iter_json_records(path), None)
+        record = next(iter_json_records(path), None)
     except InputError:
         record = None
     if record is not None and record.error is None:
-        keys = frozenset(record.value)
+        keys = set(record.value)
     else:  # one object over many lines, or longer than a line may be: its keys as far as they are in sight
-        keys = frozenset(re.findall(r'"(\w+)"\s*:', head))
+        keys = set(re.findall(r'"(\w+)"\s*:', head))
+    if not keys:
+        return ("dpr",), ""
     fit = _fitting_records(keys)
     if "data" in keys and "positive_ctxs" not in keys:
         fit = (*(name for name in fit if name != "columns"), "squad")
-    return Glimpse("json", keys, fit=fit)
+    return fit, _shown_keys(keys)
 
 
-def _fitting_records(keys: frozenset[str]) -> tuple[str, ...]:
+def _shown_keys(keys: set[str]) -> str:
+    return f"keys {', '.join(sorted(keys)[:12])}"
+
+
+def _fitting_records(keys: set[str]) -> tuple[str, ...]:
     """Names of the formats that fit; "columns", which are found by many names, only where no other does."""
     names = {
         "dpr": "positive_ctxs" in keys,
@@ -324,23 +315,22 @@ def _fitting_records(keys: frozenset[str]) -> tuple[str, ...]:
 
 
 def _fitting_table(fields: tuple[str, ...]) -> tuple[str, ...]:
-    if columns.is_header(fields):
+    if columns.has_columns(name.strip().lower() for name in fields):
         return ("columns",)
-    if names_judgements(fields):
+    if named_columns(fields, JUDGED, {}) is not None:
         return ("beir",)
     grade = grade_of(fields[-1])
     # With spaces in a text, or no whole number, these are not the ids and the grade of a judgement.
     is_text = any(" " in field.strip() for field in fields[:2])
     if len(fields) == 3 and number_of(fields[2]) is not None and (is_text or grade is None):
         return ("pairs",)
-    names = []
-    if len(fields) in (3, 4) and grade is not None:
-        names.append("beir")
-    if len(fields) == 3 and fields[0].strip().lower() != "id":
-        names.append("triples")
-    if len(fields) == 2 and not is_printed_list(fields[1]):  # DPR's questions have their answers there
-        names.append("pairs")
-    return tuple(names)
+    names = {
+        "beir": len(fields) in (3, 4) and grade is not None,
+        "triples": len(fields) == 3 and fields[0].strip().lower() != "id",
+        # DPR's questions have their answers in the second column
+        "pairs": len(fields) == 2 and not is_printed_list(fields[1]),
+    }
+    return tuple(name for name, fits in names.items() if fits)
 
 
 def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
@@ -356,21 +346,16 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
         if name not in READERS:
             raise ConfigError(f"format {name} is not known; choose one of {', '.join(READERS)}")
         return name
-    seen = look_at(path)
-    if len(seen.fit) == 1:
-        return seen.fit[0]
-    if seen.kind == "empty" or (seen.kind == "json" and not seen.keys):
-        return "dpr"
-    found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
-    found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
-    if seen.fit:
-        hint = f"say which, e.g. {preparing(f'format={seen.fit[0]}')}"
-        raise InputError(f"fits the formats {' and '.join(seen.fit)} ({found})", file=path, hint=hint)
+    fit, found = look_at(path)
+    if len(fit) == 1:
+        return fit[0]
+    if fit:
+        hint = f"say which, e.g. {preparing(f'format={fit[0]}')}"
+        raise InputError(f"fits the formats {' and '.join(fit)} ({found})", file=path, hint=hint)
     hint = (
-        f"or name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')}"
+        "of a table, separate columns by tabs, or by commas under a header such as question,passage; else"
+        f" name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')}"
     )
-    if seen.kind == "table":
-        hint = "separate columns by tabs, or by commas under a header such as question,passage"
     expected = f"one of the formats {', '.join(READERS)} (dpr prepare --help shows them)"
     raise InputError(
         f"not training data of a known format ({found})", file=path, expected=expected, hint=hint

@@ -16,6 +16,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample, text_sha256
 from dpr.formats.arrow_files import arrow_rows, is_arrow
 from dpr.formats.json_records import JsonRecord, iter_json_records
+from dpr.formats.text_input import located
 from dpr.storage.durable import durable_file
 
 logger = get_logger(__name__)
@@ -97,10 +98,10 @@ class SourceRow:
 def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], value: Any) -> SourceRow:
     """The row that ``parse`` makes of ``value``: the fields of a table, a record. Its ValueError makes a bad row."""
     try:
-        return SourceRow(file, line, parse(value))
-    except ValueError as error:
-        problem = error if isinstance(error, InputError) else InputError(str(error), file=file, line=line)
-        return SourceRow(file, line, None, problem)
+        with located(file, line):
+            return SourceRow(file, line, parse(value))
+    except InputError as error:
+        return SourceRow(file, line, None, error)
 
 
 def record_rows(
@@ -122,9 +123,9 @@ def record_rows(
     if is_arrow(path):
         for file, number, value in arrow_rows(path, split=options.split):
             yield parsed_row(file, number, parse_record, JsonRecord(number, value))
-        return
-    for record in iter_json_records(path):
-        yield parsed_row(path, record.line, parse_record, record)
+    else:
+        for record in iter_json_records(path):
+            yield parsed_row(path, record.line, parse_record, record)
 
 
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
@@ -211,9 +212,8 @@ class UsableRows:
             error = row.error or InputError("bad row")
             if self._limit is None:
                 hint = error.hint or "on_bad_row=skip leaves such rows out and lists them"
-                raise InputError(
-                    error.found, file=row.file, line=row.line, expected=error.expected, hint=hint
-                )
+                found = error.found
+                raise InputError(found, file=row.file, line=row.line, expected=error.expected, hint=hint)
             self.counts.rejected += 1
             reason = error.found + (f", expected {error.expected}" if error.expected else "")
             self._rejects.append({"file": str(row.file), "line": row.line, "reason": reason})
@@ -229,17 +229,13 @@ class UsableRows:
     def require_some(self, files: Sequence[Path]) -> None:
         """Raises InputError if no row can be used."""
         counts = self.counts
-        if not counts.kept:
-            raise InputError(
-                (
-                    f"no rows can be used: of {counts.read}, {counts.dropped} have no positive passage and"
-                    f" {counts.rejected} are bad"
-                )
-                if counts.read
-                else "holds no rows",
-                file=shown(files),
-                expected="at least one training record",
-            )
+        if counts.kept:
+            return
+        found = "holds no rows"
+        if counts.read:
+            bad = f"{counts.dropped} have no positive passage and {counts.rejected} are bad"
+            found = f"no rows can be used: of {counts.read}, {bad}"
+        raise InputError(found, file=shown(files), expected="at least one training record")
 
     def list_rejected(self, file: Path | None = None) -> None:
         """Lists bad rows, if there are any: file, line and reason, one JSON object a line."""

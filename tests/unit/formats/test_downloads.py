@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.downloads import download
-from dpr.storage.leftovers import temporary_beside, this_process
+from dpr.storage.leftovers import temporary_beside
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
@@ -117,8 +118,8 @@ def test_nothing_half_is_left_and_a_later_run_begins_anew(server: Server, tmp_pa
 def test_what_a_killed_run_left_is_removed(server: Server, tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    process = replace(this_process(), pid=ended.pid)
-    temporary_beside(tmp_path / "x.bin", process=process).write_bytes(CONTENT[:1000])
+    left = temporary_beside(tmp_path / "x.bin").name.replace(f"-{os.getpid()}.", f"-{ended.pid}.")
+    (tmp_path / left).write_bytes(CONTENT[:1000])
     fetch(server, tmp_path / "x.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.formats import json_records
-from dpr.formats.json_records import iter_json_records, iter_member_records
+from dpr.formats.json_records import iter_json_records, read_json_object
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -206,31 +206,32 @@ def test_memory_does_not_grow_with_the_array(tmp_path: Path) -> None:
     assert peak < 12_000_000
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"data": [{"a": 1}, {"a": 2}], "version": {"data": [1]}}',
-        '{"version": "[", "x": {"data": [{"b": 2}]},\n "data": [{"a": 1},\n{"a": 2}]}\n',
-    ],
-)
-def test_records_of_a_member(tmp_path: Path, content: str) -> None:
+def test_one_object_is_read_whole(tmp_path: Path) -> None:
     file = tmp_path / "x"
-    file.write_text(content)
-    assert [record.value for record in iter_member_records(file, "data")] == [{"a": 1}, {"a": 2}]
+    file.write_text('\ufeff{"version": "[",\n "data": [{"a": 1},\n{"a": 2}]}\n')
+    assert read_json_object(file) == {"version": "[", "data": [{"a": 1}, {"a": 2}]}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"version": "1"}', "x: no list 'data' in the object"),
-        ('{"data": {"a": 1}}', "x: no list 'data' in the object"),
-        ('{"data": [{"a": 1}', "x:1: the file ends inside the array"),
-        ('{"data" [{"a": 1}]}', 'x:1: not JSON: no colon after "data"'),
-        ("[1]", "x:1: starts with '\\['"),
+        ('{"data": [{"a": 1}', "x:1: not JSON"),
+        ('{"data": 1,\n"data": 2}', "the key 'data' appears twice"),
+        ('{"data" [{"a": 1}]}', "x:1: not JSON: Expecting ':' delimiter at column 9"),
+        ("[1]", "x:1: the row is a list, expected an object"),
+        ("[" * 300, "x:1: nested too deeply"),
     ],
 )
-def test_a_member_that_is_none_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_what_is_no_object_is_refused(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "x"
     file.write_text(content)
     with pytest.raises(InputError, match=message):
-        list(iter_member_records(file, "data"))
+        read_json_object(file)
+
+
+def test_an_object_of_half_a_gigabyte_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpr.formats.json_records.MAX_JSON_BYTES", 10)
+    file = tmp_path / "x"
+    file.write_text('{"a": "1234567"}')
+    with pytest.raises(InputError, match="more than 10 bytes"):
+        read_json_object(file)

@@ -693,9 +693,17 @@ def test_a_bad_question_of_squad_is_named_by_its_place(tmp_path: Path) -> None:
     assert [str(row.error).partition("; ")[0] for row in rows if row.error] == [
         f"{path}:1: data[1].paragraphs[0].qas[0].question is empty, expected some text",
         f"{path}:1: data[2].paragraphs[0].context is null, expected a string",
-        f"{path}:1: the row is the number 7, expected an object",
+        f"{path}:1: data[3] is the number 7, expected an object",
     ]
     assert [(row.sample.question, len(row.sample.positives)) for row in rows if row.sample] == [
         ("q", 1),
         ("r", 0),
     ]
+
+
+@pytest.mark.parametrize("content", [{"version": "1", "data": None}, {"data": {"a": 1}}])
+def test_squad_without_a_list_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="no list 'data' in the object"):
+        rows_of(path, "squad")

@@ -85,16 +85,6 @@ def test_there_and_back_through_every_format_that_is_written(
     assert [(s.question, [p.text for p in s.positives]) for s in rows(last)] == before
 
 
-def squad_file(path: Path, count: int) -> Path:
-    text = "word " * 150
-    articles = (
-        {"title": f"t{n}", "paragraphs": [{"context": text, "qas": [{"question": f"q{n}", "answers": []}]}]}
-        for n in range(count)
-    )
-    path.write_text(json.dumps({"data": list(articles)}))
-    return path
-
-
 def pair_file(path: Path, count: int) -> Path:
     path.write_text("".join(f"q{number}\t{'word ' * 150}{number}\n" for number in range(count)))
     return path
@@ -116,7 +106,7 @@ def parquet_file(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make", [squad_file, pair_file, parquet_file])
+@pytest.mark.parametrize("make", [pair_file, parquet_file])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path, int], Path]) -> None:
     """What Python holds at most, for a file of 3 MB and one of 6 MB."""
     peaks = []

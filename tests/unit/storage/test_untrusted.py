@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.formats import json_records
-from dpr.formats.json_records import iter_json_records, parse_object
+from dpr.formats.json_records import iter_json_records
 from dpr.storage import untrusted
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import MAX_DEPTH, TooDeepError, parsed, require_shallow
@@ -66,10 +66,10 @@ DEEP = "[" * (MAX_DEPTH + 50) + "]" * (MAX_DEPTH + 50)
 @pytest.mark.parametrize("window", [64, 2**20])
 def test_no_reader_recurses_deeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     monkeypatch.setattr(json_records, "_WINDOW", window)
-    with pytest.raises(ValueError, match="nested too deeply"):
-        parse_object('{"a": ' + DEEP + "}")
     file = tmp_path / "x.json"
     file.write_text('{"a": ' + DEEP + "}")
+    (record,) = iter_json_records(file)
+    assert "nested too deeply" in str(record.error)
     with pytest.raises(InputError, match=r"x\.json: not JSON: nested too deeply"):
         read_json(file)
     good = '{"a": "[[[", "b": [' + "[1]," * MAX_DEPTH + "[2]]}"
