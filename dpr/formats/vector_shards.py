@@ -4,7 +4,8 @@ written last.
     X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of
     int8
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
-        ids-00000.npy      (n,) fixed-width bytes, UTF-8
+        ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
+        (pack_ids in dpr/formats/arrays.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
 
 Until then a chunk is a step (dpr/storage/steps.py): several processes may write different chunks of one shard
@@ -29,13 +30,14 @@ from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES, text_sha256
 from dpr.formats.arrays import (
     DTYPES,
+    PackedIds,
     array_names,
     array_writers,
     decode,
     encode,
     first_duplicate,
-    map_ids,
     map_vectors,
+    pack_ids,
 )
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
@@ -112,7 +114,7 @@ class VectorShardWriter(Steps):
         ((repeated, times),) = Counter(ids).most_common(1)
         if times > 1:
             raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder)
-        arrays["ids"] = np.array(encoded)
+        arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
         if self.is_complete():
             self.reopen()
         files = {_file(name, number): array for name, array in arrays.items()}
@@ -136,7 +138,7 @@ class VectorShardWriter(Steps):
             missing = sorted(set(range(num_chunks)) - set(proofs))
             found = f"{len(missing)} chunks are missing, first {missing[:5]}: {len(proofs)} of {num_chunks} are there"
             raise InputError(found, file=self.folder, hint="rerun the same command to write them")
-        num_vectors = sum(len(map_ids(self.folder / _file("ids", number))) for number in proofs)
+        num_vectors = sum(len(PackedIds.mapped(self.folder / _file("ids", number))) for number in proofs)
         self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks})
 
     def _stated_in(self, metadata: dict[str, Any]) -> Any:
@@ -208,7 +210,7 @@ class VectorShard:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
         if self._ends is None:
-            self._ends = np.cumsum([len(ids) for ids in self.id_chunks()])
+            self._ends = np.cumsum([len(ids) for ids in self._mapped_ids()])
         chunk_of = np.searchsorted(self._ends, rows, side="right")
         found_ids = []
         found = []
@@ -219,9 +221,9 @@ class VectorShard:
             found.append(decode({name: array[part] for name, array in arrays.items()}))
         return np.concatenate(found_ids), np.concatenate(found)
 
-    def _arrays(self, number: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _arrays(self, number: int) -> tuple[PackedIds, dict[str, np.ndarray]]:
         """Ids and arrays of a chunk, memory-mapped."""
-        ids = map_ids(self.path / _file("ids", number))
+        ids = PackedIds.mapped(self.path / _file("ids", number))
         files = {name: self.path / _file(name, number) for name in array_names(self.dtype)}
         arrays = {name: map_vectors(file, name, self.dtype, self.dimension) for name, file in files.items()}
         for name, array in arrays.items():
@@ -233,7 +235,11 @@ class VectorShard:
 
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Ids (n,) of dtype 'S', in order, some rows at a time."""
-        return (map_ids(self.path / _file("ids", number)) for number in self._chunks)
+        for ids in self._mapped_ids():
+            yield from ids.chunks()
+
+    def _mapped_ids(self) -> Iterator[PackedIds]:
+        return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)
 
 
 def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:

@@ -26,8 +26,8 @@ import torch
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
-from dpr.formats.arrays import first_duplicate, map_ids
-from dpr.indexer.ranking import SearchResult, decode_ids, encode_stream, is_among
+from dpr.formats.arrays import PackedIds, first_duplicate
+from dpr.indexer.ranking import SearchResult, decode_ids, is_among, packed_ids
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import durable_file
@@ -100,7 +100,7 @@ class Bm25Index(Index):
     Settings = Bm25Settings
     made_by: ClassVar[Mapping[str, Any]] = {"words": WORDS_VERSION}
 
-    def __init__(self, engine: Any, ids: np.ndarray) -> None:
+    def __init__(self, engine: Any, ids: PackedIds) -> None:
         self._engine = engine
         self._ids = ids
         self._is_chosen: np.ndarray | None = None
@@ -121,21 +121,21 @@ class Bm25Index(Index):
         import bm25s
 
         (ids, texts), settings = corpus, settings or Bm25Settings()
-        encoded = encode_stream(ids)
-        words = _Words(counted(texts, "splitting passages into words", len(encoded)))
-        if len(words) != len(encoded):
-            raise ValueError(f"{len(encoded)} ids for {len(words)} texts")
+        packed = packed_ids(ids)
+        words = _Words(counted(texts, "splitting passages into words", len(packed)))
+        if len(words) != len(packed):
+            raise ValueError(f"{len(packed)} ids for {len(words)} texts")
         if not words.vocab:
             raise InputError(
                 "no passages to index" if not len(words) else "no passage holds a word that can be searched"
             )
-        if (repeated := first_duplicate([lambda: iter([encoded])])) is not None:
+        if (repeated := first_duplicate([packed.chunks])) is not None:
             raise InputError(f"passage id {repeated!r} occurs more than once")
         if len(words) > _MANY:
             logger.info("building the index of %s passages", f"{len(words):,}")
         engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
         engine.index(words, create_empty_token=False, show_progress=False)
-        return cls(engine, encoded)
+        return cls(engine, packed)
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
         """The ``k`` passages with the highest score for each question, those with score 0 left out; none
@@ -154,7 +154,7 @@ class Bm25Index(Index):
     def among(self, ids: np.ndarray) -> Bm25Index:
         """Words count as in the whole corpus."""
         view = copy.copy(self)
-        view._is_chosen = is_among(self._ids, ids)
+        view._is_chosen = np.concatenate([is_among(some, ids) for some in self._ids.chunks()])
         return view
 
     def search_beside(
@@ -203,7 +203,7 @@ class Bm25Index(Index):
     def save(self, folder: Path) -> None:
         self._engine.save(folder, show_progress=False)
         with durable_file(folder / "ids.npy", "wb") as out:
-            np.lib.format.write_array(out, self._ids, allow_pickle=False)
+            np.lib.format.write_array(out, self._ids.array, allow_pickle=False)
 
     @classmethod
     def open(cls, folder: Path, settings: Bm25Settings) -> Bm25Index:
@@ -211,7 +211,7 @@ class Bm25Index(Index):
         import bm25s
 
         engine = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-        ids = map_ids(folder / "ids.npy")
+        ids = PackedIds.mapped(folder / "ids.npy")
         defaults = vars(bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene"))
         for name in ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype"):
             if (stored := getattr(engine, name)) != defaults[name]:

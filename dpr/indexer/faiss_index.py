@@ -21,7 +21,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.seeding import generator_for
 from dpr.core.settings import Settings
-from dpr.formats.arrays import map_ids
+from dpr.formats.arrays import PackedIds, pack_ids
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import DEPTH, Index, recall_values
 from dpr.indexer.settings import FactorySettings, GraphSettings
@@ -65,7 +65,7 @@ class FaissIndex(Index):
     """faiss compares fewer than 20 questions with centres one by one, so that what is found does not depend on
     who else asks."""
 
-    def __init__(self, engine: Any, ids: np.ndarray, settings: Any) -> None:
+    def __init__(self, engine: Any, ids: PackedIds, settings: Any) -> None:
         import faiss
 
         self._engine = engine
@@ -107,7 +107,7 @@ class FaissIndex(Index):
         lists = faiss.try_extract_index_ivf(engine)
         if lists is not None:
             lists.nprobe = min(max(8, lists.nlist // 4), lists.nlist)
-        return cls(engine, np.concatenate([np.empty(0, "S1"), *id_chunks(corpus)]), settings)
+        return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings)
 
     def tune(self, questions: np.ndarray, truth: Sequence[Sequence[str]]) -> bool:
         """Searches as few lists as reach TARGET_RECALL; where none does, as few as come near the best."""
@@ -168,7 +168,7 @@ class FaissIndex(Index):
 
         faiss.write_index(self._engine, str(folder / INDEX_FILE))
         with durable_file(folder / IDS_FILE, "wb") as out:
-            np.save(out, self._ids, allow_pickle=False)
+            np.save(out, self._ids.array, allow_pickle=False)
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> FaissIndex:
@@ -185,7 +185,7 @@ class FaissIndex(Index):
             raise InputError(f"faiss cannot read it ({_reason(error)})", file=file) from None
         finally:
             faiss.set_deserialization_vector_byte_limit(default)
-        ids = map_ids(folder / IDS_FILE)
+        ids = PackedIds.mapped(folder / IDS_FILE)
         if len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
         factory = cls._factory(settings, len(ids))

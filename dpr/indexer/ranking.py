@@ -17,12 +17,14 @@ from itertools import islice
 
 import numpy as np
 
+from dpr.formats.arrays import PackedIds, pack_ids
+
 Ranking = list[tuple[str, float]]
 """Passage ids with scores, best first."""
 
 SearchResult = tuple[np.ndarray, list[list[str]]]
 
-_ENCODED_AT_ONCE = 1 << 13
+_PACKED_AT_ONCE = 1 << 13  # as wide as the longest of them
 
 
 def encode_ids(ids: Sequence[str]) -> np.ndarray:
@@ -36,13 +38,13 @@ def decode_ids(ids: np.ndarray) -> list[str]:
     return decoded if len(decoded) == len(items) else [item.decode() for item in items]
 
 
-def encode_stream(ids: Iterable[str]) -> np.ndarray:
-    """As ``encode_ids``, of ids that are read one by one."""
+def packed_ids(ids: Iterable[str]) -> PackedIds:
+    """Ids in the room that their bytes take, read as a stream."""
     rest = iter(ids)
-    chunks = [encode_ids([])]
-    while some := list(islice(rest, _ENCODED_AT_ONCE)):
+    chunks = []
+    while some := list(islice(rest, _PACKED_AT_ONCE)):
         chunks.append(encode_ids(some))
-    return np.concatenate(chunks)
+    return PackedIds(pack_ids(lambda: chunks))
 
 
 def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats import vector_shards
-from dpr.formats.arrays import hash_ids
+from dpr.formats import arrays, vector_shards
+from dpr.formats.arrays import PackedIds, hash_ids, pack_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.storage import checksums
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, write_manifest
@@ -342,18 +342,45 @@ def test_rows_are_found_in_chunks_of_any_size(tmp_path: Path, sizes: tuple[int, 
 RAGGED = [["a", "b" * 900, "c"], ["\u00e9" * 3, "d"]]
 
 
-def test_ids_are_as_wide_as_the_longest_of_their_chunk(tmp_path: Path) -> None:
+def test_ids_of_different_lengths_take_the_room_they_need(tmp_path: Path) -> None:
     folder = shard(tmp_path / "X_0", ids=RAGGED)
     opened = VectorShard(folder)
     assert [key.decode() for ids, _ in opened.chunks() for key in ids.tolist()] == RAGGED[0] + RAGGED[1]
     assert [key.decode() for ids in opened.id_chunks() for key in ids.tolist()] == RAGGED[0] + RAGGED[1]
-    assert np.load(folder / "ids-00000.npy").dtype == "S900"
-    assert np.load(folder / "ids-00001.npy").dtype == "S6"
+    assert (
+        np.load(folder / "ids-00000.npy").tobytes()
+        == np.array([16, 17, 917, 918], "<u4").tobytes() + "".join(RAGGED[0]).encode()
+    )
+    assert np.load(folder / "ids-00001.npy").dtype == "S6"  # smaller than offsets
+    for start, stop in ((0, 1), (1, 3), (2, 3), (3, 3)):
+        assert PackedIds.mapped(folder / "ids-00000.npy")[start:stop].tolist() == [
+            key.encode() for key in RAGGED[0][start:stop]
+        ]
     assert [key.decode() for key in opened.take(np.array([1, 2, 4]))[0].tolist()] == [
         RAGGED[0][1],
         RAGGED[0][2],
         RAGGED[1][1],
     ]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("value", [0, 15, 2**32 - 4])
+def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: int, value: int) -> None:
+    folder = shard(tmp_path / "X_0", ids=[RAGGED[0]])
+    content = bytearray((folder / "ids-00000.npy").read_bytes())
+    content[128 + 4 * place : 132 + 4 * place] = value.to_bytes(4, "little")
+    with pytest.raises(InputError, match=r"ids-00000\.npy|ids and"):
+        list(VectorShard(replaced(folder, "ids-00000.npy", bytes(content))).chunks())
+
+
+def test_ids_beyond_32_bits_are_of_fixed_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [key.encode() for key in [*RAGGED[0], *RAGGED[1], *IDS]]
+    monkeypatch.setattr(arrays, "_NARROW", 64)
+    parts = [np.array(part, dtype=bytes) for part in (ids[:2], [], ids[2:])]
+    np.save(tmp_path / "ids.npy", pack_ids(lambda: parts))
+    assert np.load(tmp_path / "ids.npy").tolist() == ids
+    found = PackedIds.mapped(tmp_path / "ids.npy")
+    assert found[np.array([7, 1, 1])].tolist() == [ids[7], ids[1], ids[1]]
 
 
 def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
+from dpr.formats.arrays import PackedIds
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
-from dpr.indexer.ranking import decode_ids, encode_stream, to_rankings
+from dpr.indexer.ranking import decode_ids, packed_ids, to_rankings
 from dpr.indexer.registry import Index, IndexChoice, IndexStore, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
@@ -118,8 +118,10 @@ def test_ties_go_to_the_smaller_id_also_at_the_cut() -> None:
     assert build(texts).search(["words"], 3)[1] == [["01", "03", "05"]]
 
 
-@pytest.mark.parametrize("long", [False, True], ids=["of one width", "with one long id"])
-def test_only_ids_of_hits_and_of_ties_are_read(tmp_path: Path, long: bool) -> None:
+@pytest.mark.parametrize("long", [False, True], ids=["of one width", "as offsets and bytes"])
+def test_only_ids_of_hits_and_of_ties_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
     rng = np.random.default_rng(0)
     ids = [f"d{number:03d}" + ("x" * 200 if long and number == 7 else "") for number in rng.permutation(300)]
     texts = [f"w{a} w{b} w{c}" for a, b, c in rng.integers(0, 9, (300, 3))]
@@ -127,20 +129,18 @@ def test_only_ids_of_hits_and_of_ties_are_read(tmp_path: Path, long: bool) -> No
     corpus, questions = Texts(ids, texts), ["w1", "w2 w5", "rare"]
     choice = IndexChoice("bm25", Bm25Settings())
     built = IndexStore(choice, folder=tmp_path / "index").load_or_build(lambda: corpus)
-    assert np.load(tmp_path / "index" / "ids.npy").dtype == ("S204" if long else "S4")
+    assert np.load(tmp_path / "index" / "ids.npy").dtype.kind == ("u" if long else "S")
     opened = IndexStore(choice, folder=tmp_path / "index").load_or_build(None)
-    assert isinstance(built, Bm25Index)
-    assert isinstance(opened, Bm25Index)
-    assert isinstance(opened._ids.base, np.memmap)
+    assert (
+        isinstance(built, Bm25Index)
+        and isinstance(opened, Bm25Index)
+        and isinstance(opened._ids.array, np.memmap)
+    )
     read: list[int] = []
-
-    class Watched(np.ndarray):
-        def __getitem__(self, part: Any) -> Any:
-            found = np.asarray(self)[part]
-            read.append(len(found))
-            return found
-
-    opened._ids = opened._ids.view(Watched)
+    real = PackedIds.__getitem__
+    monkeypatch.setattr(
+        PackedIds, "__getitem__", lambda ids, part: (found := real(ids, part), read.append(len(found)))[0]
+    )
     for question in questions:
         all_scores = built._scores(question).tolist()
         expected = sorted((-score, key) for score, key in zip(all_scores, ids, strict=True) if score > 0)
@@ -154,10 +154,12 @@ def test_only_ids_of_hits_and_of_ties_are_read(tmp_path: Path, long: bool) -> No
     assert sum(read) == 2, "without ties those of the hits"
 
 
-def test_ids_are_read_as_a_stream() -> None:
+def test_packed_ids_take_the_room_of_their_bytes() -> None:
     ids = [f"{number}" + "\u00e9" * (number % 5) for number in range(20_000)]
-    assert decode_ids(encode_stream(iter(ids))) == ids
-    assert not len(encode_stream([]))
+    packed = packed_ids(iter(ids))
+    assert [key for chunk in packed.chunks() for key in decode_ids(chunk)] == ids
+    assert packed.array.nbytes < sum(len(key.encode()) + 4 for key in ids) + 8
+    assert not len(packed_ids([]))
 
 
 @pytest.mark.parametrize("question", ["", "zebra", "the of and", "?!"])
