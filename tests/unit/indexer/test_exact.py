@@ -17,15 +17,6 @@ from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
 from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
 
 
-@pytest.fixture(autouse=True, params=["float32", "bfloat16"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every promise is kept whichever products name the candidates, on any processor and for few
-    questions."""
-    monkeypatch.setattr(exact, "bfloat16_is_faster", lambda: request.param == "bfloat16")
-    monkeypatch.setattr(exact, "_MANY_QUERIES", 1)
-    return str(request.param)
-
-
 def slow_top_k(ids: list[str], vectors: np.ndarray, query: np.ndarray, k: int) -> list[tuple[str, float]]:
     scores = [
         float(np.float32(np.sum(query.astype(np.float64) * vector.astype(np.float64)))) for vector in vectors
@@ -117,13 +108,12 @@ def test_query_tiles_and_shards_do_not_change_the_result() -> None:
 def test_what_a_gpu_does_finds_the_same_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, num_vectors: int, num_queries: int, k: int, seed: int
 ) -> None:
-    """Whole blocks instead of cells, places found by torch instead of numpy, and factors that may be
-    rounded."""
+    """Places found by torch instead of numpy, and factors that may be rounded."""
     rng = np.random.default_rng(seed)
     ids, vectors = corpus_with_ties(rng, num_vectors, 24)
     queries = rng.standard_normal((num_queries, 24)).astype(np.float32)
     expected = ExactIndex.from_arrays(ids, vectors).search(queries, k)
-    monkeypatch.setattr(exact, "is_cpu", lambda device: False)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     monkeypatch.setattr(exact, "may_round_factors", lambda: seed == 0)
     # its memory is elsewhere
     monkeypatch.setattr(torch.Tensor, "numpy", lambda self, real=torch.Tensor.numpy: real(self.clone()))
