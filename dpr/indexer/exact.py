@@ -11,9 +11,8 @@ So the result is the same bit for bit for any block size, any order of shards, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -192,6 +191,7 @@ class ExactIndex(Index):
         self.device = torch.device(device)
         self.block_rows = block_rows
         self.query_rows = query_rows
+        self._chosen: np.ndarray | None = None
         self._longest: dict[int, Tensor | None] = {}
 
     @classmethod
@@ -218,8 +218,10 @@ class ExactIndex(Index):
         return cls([ArraySource(encode_ids(ids), vectors)], device=device, block_rows=block_rows)
 
     def among(self, ids: np.ndarray) -> ExactIndex:
-        chosen = [_Chosen(source, ids) for source in self.sources]
-        return ExactIndex(chosen, device=self.device, block_rows=self.block_rows, query_rows=self.query_rows)
+        view = copy.copy(self)
+        view._chosen = ids
+        view._longest = {}
+        return view
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The ``k`` passages with the largest dot product for each query (Q, D), or all of them where there
@@ -240,27 +242,9 @@ class ExactIndex(Index):
         )
         if len(queries):
             for number, (ids, vectors) in enumerate(blocks(self.sources, self.block_rows)):
+                if self._chosen is not None:
+                    is_chosen = is_among(ids, self._chosen)
+                    ids = ids[is_chosen]
+                    vectors = vectors[is_chosen]
                 self._longest[number] = search.add(ids, vectors, self._longest.get(number))
         return search.best.result()
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """The vectors of a source whose ids are among ``ids``, read chunk by chunk."""
-
-    source: VectorSource
-    ids: np.ndarray
-
-    @cached_property
-    def num_vectors(self) -> int:
-        return sum(int(is_among(ids, self.ids).sum()) for ids, _ in self.source.chunks())
-
-    @property
-    def dimension(self) -> int:
-        return self.source.dimension
-
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for ids, vectors in self.source.chunks():
-            is_chosen = is_among(ids, self.ids)
-            if is_chosen.any():
-                yield ids[is_chosen], vectors[is_chosen]

@@ -27,12 +27,11 @@ from dpr.indexer.registry import DEPTH, Index, recall_values
 from dpr.indexer.settings import FactorySettings, GraphSettings
 from dpr.indexer.vectors import (
     AllRows,
-    RowSource,
+    VectorSource,
     blocks,
     check_finite,
     check_queries,
     common_dimension,
-    id_chunks,
     paired_dots,
     refuse_overflow,
 )
@@ -89,7 +88,7 @@ class FaissIndex(Index):
 
     @classmethod
     def build(
-        cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu"
+        cls, corpus: Sequence[VectorSource], settings: Any, *, device: torch.device | str = "cpu"
     ) -> FaissIndex:
         """Learns from a sample of the vectors, then adds all of them; only what faiss stores of them is
         held."""
@@ -100,14 +99,16 @@ class FaissIndex(Index):
         if not rows.num_rows:
             raise InputError("no vectors to index")
         engine = cls._learned(settings, dimension, rows)
+        packed = []
         for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
             check_finite(ids, vectors)
             refuse_overflow(float(_squared_norms(vectors).max()))
             engine.add(vectors)
+            packed.append(ids)
         lists = faiss.try_extract_index_ivf(engine)
         if lists is not None:
             lists.nprobe = min(max(8, lists.nlist // 4), lists.nlist)
-        return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings)
+        return cls(engine, PackedIds(pack_ids(lambda: packed)), settings)
 
     def tune(self, questions: np.ndarray, truth: Sequence[Sequence[str]]) -> bool:
         """Searches as few lists as reach TARGET_RECALL; where none does, as few as come near the best."""

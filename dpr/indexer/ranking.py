@@ -121,12 +121,7 @@ class RunningTopK:
 def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The order by group, then score descending, then id. Ids, slow to compare, are looked at only where
     scores tie."""
-    bits = scores.view(np.uint32)
-    digits = np.where(bits >> 31, bits, bits ^ 0x7FFFFFFF)  # ascending where scores descend
-    # of 16 bits: without comparisons, several times faster
-    order = np.argsort(digits.astype(np.uint16), kind="stable")
-    order = order[np.argsort((digits >> 16).astype(np.uint16)[order], kind="stable")]
-    order = order[np.argsort(group.astype(np.min_scalar_type(int(group.max())))[order], kind="stable")]
+    order = np.lexsort((-scores, group))
     ties = (np.diff(group[order]) == 0) & (np.diff(scores[order]) == 0)
     if ties.any():
         tied = np.zeros(len(order), dtype=bool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ _WIDE_VALUES = 1 << 21  # 16 MB of float64
 
 
 class VectorSource(Protocol):
-    """Vectors that are read in pieces: a shard on disk, or arrays."""
+    """Vectors that are read in pieces, or by their rows: a shard on disk, or arrays."""
 
     @property
     def num_vectors(self) -> int: ...
@@ -31,16 +31,8 @@ class VectorSource(Protocol):
         """Yields ids (n,) of fixed-width bytes and vectors (n, D)."""
         ...
 
-
-class RowSource(VectorSource, Protocol):
-    """One whose rows can be read alone."""
-
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and vectors (n, D) at these rows, which ascend."""
-        ...
-
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        """Yields the ids alone, in order."""
         ...
 
 
@@ -65,16 +57,13 @@ class ArraySource:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.ids[rows], self.vectors[rows]
 
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        yield self.ids
-
 
 @dataclass(frozen=True)
 class PrefixedSource:
     """A source whose ids get a prefix if they lack it, as DPR does for passage sources with an
     ``id_prefix``."""
 
-    source: RowSource
+    source: VectorSource
     prefix: str
 
     @property
@@ -93,9 +82,6 @@ class PrefixedSource:
         ids, vectors = self.source.take(rows)
         return self._prefixed(ids), vectors
 
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        return map(self._prefixed, self.source.id_chunks())
-
     def _prefixed(self, ids: np.ndarray) -> np.ndarray:
         prefix = self.prefix.encode()
         return np.where(~np.char.startswith(ids, prefix), np.char.add(prefix, ids), ids)
@@ -104,7 +90,7 @@ class PrefixedSource:
 class AllRows:
     """The rows of several sources under one number: those of the first source come first."""
 
-    def __init__(self, sources: Sequence[RowSource]) -> None:
+    def __init__(self, sources: Sequence[VectorSource]) -> None:
         self._sources = list(sources)
         self._ends = np.cumsum([source.num_vectors for source in sources], dtype=np.int64)
 
@@ -121,11 +107,6 @@ class AllRows:
                 ids, vectors = self._sources[number].take(rows[low:high] - start)
                 pieces.append((ids, np.asarray(vectors, dtype=np.float32)))
         return _joined(pieces)
-
-
-def id_chunks(sources: Iterable[RowSource]) -> Iterator[np.ndarray]:
-    """Yields the ids of all sources in order."""
-    return (ids for source in sources for ids in source.id_chunks())
 
 
 def blocks(sources: Sequence[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
