@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import io
 import math
-import platform
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dpr.core.machine import version_of
-from dpr.core.version import __version__
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
 from dpr.evaluation.reading import Retrieval, Training, cut, flatten, read_training
 from dpr.evaluation.significance import estimate
@@ -119,16 +115,6 @@ _CHARTS = (
 )
 """Like with like: title, the metrics in the picture, and how its axis is drawn. A loss and an accuracy are of so
 many candidates, and a dev set's batch has others than a pool of the training."""
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "faiss-cpu",
-    "bm25s",
-    "pytrec-eval-terrier",
-)
 
 
 def write_report(
@@ -160,18 +146,6 @@ def write_report(
     with durable_file(target, note={}) as file:
         file.write(page)
     return target
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the
-    host."""
-    known = {
-        "dpr": __version__,
-        "Python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-    return known | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}
 
 
 def build_page(
@@ -207,7 +181,6 @@ def build_page(
         "training": training,
         "run": run,
         "notes": notes,
-        "environment": versions(),
         "retrievals": [_retrieval_section(runs) for runs in groups.values()],
         "charts": _training_charts(run),
         "columns": columns,
