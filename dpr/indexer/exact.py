@@ -35,6 +35,9 @@ from dpr.indexer.vectors import (
     refuse_overflow,
 )
 
+_TILE_ROWS = 512
+"""Queries that a block is compared with at a time."""
+
 
 class RunningSearch:
     """The exact search of a corpus whose blocks come one after the other and are not kept; ``best`` is what
@@ -43,8 +46,7 @@ class RunningSearch:
     Args:
         queries: (Q, D) float32, finite.
         k: Passages to find for each query.
-        block_rows, query_rows: The largest block, and the queries that it is compared with at a time, as in
-        ``ExactIndex``.
+        block_rows: The largest block, as in ``ExactIndex``.
     """
 
     def __init__(
@@ -54,18 +56,14 @@ class RunningSearch:
         *,
         device: torch.device | str = "cpu",
         block_rows: int = 65536,
-        query_rows: int = 512,
     ) -> None:
         self.best = RunningTopK(len(queries), k)
         self._queries = queries
         self._device = torch.device(device)
         self._on_device = torch.from_numpy(queries).to(device)
         self._norms = _row_lengths(self._on_device)
-        self._tiles = [
-            slice(start, min(start + query_rows, len(queries)))
-            for start in range(0, len(queries), query_rows)
-        ]
-        self._scores = torch.empty(block_rows * min(query_rows, len(queries)), device=device)
+        self._tiles = [slice(start, start + _TILE_ROWS) for start in range(0, len(queries), _TILE_ROWS)]
+        self._scores = torch.empty(block_rows * min(_TILE_ROWS, len(queries)), device=device)
 
     def add(self, ids: np.ndarray, vectors: np.ndarray, longest: Tensor | None = None) -> Tensor | None:
         """Compares the queries with a block: ids (n,) of fixed-width bytes, vectors (n, D) float32.
@@ -171,8 +169,8 @@ class ExactIndex(Index):
         sources: Vector shards, all of one dimension. Ids must be unique, and vectors must not change while
             the index is used, because the first search measures the lengths of a block for all later ones.
         device: Where the matrix products run; the result does not depend on it.
-        block_rows, query_rows: Passages and queries that are compared at a time; block_rows * (4 * D + 5 *
-        query_rows) bytes are in use.
+        block_rows: Passages that are compared at a time, with 512 queries; block_rows * (4 * D + 5 * 512) bytes are
+        in use.
     """
 
     is_saved = False  # it is the vectors themselves
@@ -184,13 +182,11 @@ class ExactIndex(Index):
         *,
         device: torch.device | str = "cpu",
         block_rows: int = 65536,
-        query_rows: int = 512,
     ) -> None:
         self.sources = list(sources)
         self.dimension = common_dimension(sources)
         self.device = torch.device(device)
         self.block_rows = block_rows
-        self.query_rows = query_rows
         self._chosen: np.ndarray | None = None
         self._longest: dict[int, Tensor | None] = {}
 
@@ -234,11 +230,7 @@ class ExactIndex(Index):
         queries = check_queries(queries, self.dimension)
         most = max(self.num_passages, 1)
         search = RunningSearch(
-            queries,
-            min(k, most),
-            device=self.device,
-            block_rows=min(self.block_rows, most),
-            query_rows=self.query_rows,
+            queries, min(k, most), device=self.device, block_rows=min(self.block_rows, most)
         )
         if len(queries):
             for number, (ids, vectors) in enumerate(blocks(self.sources, self.block_rows)):

@@ -162,8 +162,8 @@ def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
     if not finite.all():
         first = decode_ids(ids[~finite][:1])[0]
         raise InputError(
-            f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of id {first!r}",
-            hint="embed the corpus again with an intact model",
+            f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of {first!r}",
+            hint="embed again with an intact model",
         )
 
 
@@ -192,12 +192,7 @@ def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
             expected=f"(questions, {dimension})",
             hint="questions and passages need the same model",
         )
-    finite = np.isfinite(array).all(axis=1)
-    if not finite.all():
-        raise InputError(
-            f"{int((~finite).sum())} query vectors hold NaN or infinity, the first is row"
-            f" {int(np.argmin(finite))}"
-        )
+    check_finite(np.char.add(b"question ", np.arange(len(array)).astype(bytes)), array)
     return array
 
 

@@ -118,34 +118,33 @@ class SearchSettings:
                 found = f"the passages {source.file} are outside of the folder, and not those that it states"
                 hint = f"if they are what you want to search, name them: corpus={source.file} (--corpus)"
                 raise InputError(found, file=folder / FILE, hint=hint)
-        built: dict[str, Any] = {}
-        for key in ("index_path", "bm25_index_path"):
-            index = getattr(self, key)
-            if (
-                index is not None
-                and not leads_inside(folder, Path(index))
-                and not Path(index, MANIFEST).is_file()
-            ):
-                logger.warning(
-                    "%s names an index outside of the folder that is not there; it is built in memory: %s",
-                    folder / FILE,
-                    index,
-                )
-                built[key] = None
-        return replace(self, **built)
+
+        def readable(index: str | None) -> str | None:
+            if index is None or leads_inside(folder, Path(index)) or Path(index, MANIFEST).is_file():
+                return index
+            logger.warning(
+                "%s names an index outside of the folder that is not there; it is built in memory: %s",
+                folder / FILE,
+                index,
+            )
+            return None
+
+        return replace(
+            self, index_path=readable(self.index_path), bm25_index_path=readable(self.bm25_index_path)
+        )
 
     def _with_paths(self, convert: Callable[[str], str]) -> SearchSettings:
         def optional(path: str | None) -> str | None:
             return None if path is None else convert(path)
 
-        changed: dict[str, Any] = {
-            "model_file": optional(self.model_file),
-            "index_path": optional(self.index_path),
-            "bm25_index_path": optional(self.bm25_index_path),
-            "encoded_ctx_files": [convert(pattern) for pattern in self.encoded_ctx_files],
-            "passages": [replace(source, file=Path(convert(str(source.file)))) for source in self.passages],
-        }
-        return replace(self, **changed)
+        return replace(
+            self,
+            model_file=optional(self.model_file),
+            index_path=optional(self.index_path),
+            bm25_index_path=optional(self.bm25_index_path),
+            encoded_ctx_files=[convert(pattern) for pattern in self.encoded_ctx_files],
+            passages=[replace(source, file=Path(convert(str(source.file)))) for source in self.passages],
+        )
 
 
 def _list(value: dict[str, Any], key: str, kind: type = object) -> list[Any]:

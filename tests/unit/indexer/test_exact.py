@@ -88,7 +88,7 @@ def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path)
     )
 
 
-def test_query_tiles_and_shards_do_not_change_the_result() -> None:
+def test_query_tiles_and_shards_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     ids, vectors = corpus_with_ties(rng, 90, 16)
     queries = rng.standard_normal((11, 16)).astype(np.float32)
@@ -96,7 +96,8 @@ def test_query_tiles_and_shards_do_not_change_the_result() -> None:
     parts = [
         ArraySource(encode_ids(ids[start : start + 40]), vectors[start : start + 40]) for start in (80, 0, 40)
     ]
-    split = ExactIndex(parts, block_rows=13, query_rows=4).search(queries, 20)
+    monkeypatch.setattr(exact, "_TILE_ROWS", 4)
+    split = ExactIndex(parts, block_rows=13).search(queries, 20)
     assert split[1] == whole[1]
     assert split[0].tobytes() == whole[0].tobytes()
 
@@ -187,7 +188,7 @@ def test_not_a_number_is_refused_in_passages_and_queries() -> None:
     vectors[1, 0] = np.nan
     with pytest.raises(InputError, match="'bad'"):
         ExactIndex.from_arrays(["x", "bad", "y"], vectors).search(np.ones((1, 2)), 1)
-    with pytest.raises(InputError, match="row 1"):
+    with pytest.raises(InputError, match="question 1"):
         ExactIndex.from_arrays(["x"], np.ones((1, 2), dtype=np.float32)).search(
             np.array([[1.0, 2.0], [np.inf, 0.0]]), 1
         )
