@@ -270,9 +270,7 @@ class Retriever:
             raise AttributeError(f"Retriever has no attribute {name!r}{hint(name)}")
 
     def __len__(self) -> int:
-        side: Any = self.side(self.mode)
-        inner: Any = side.dense if isinstance(side, HybridRetriever) else side
-        return int(inner.index.num_passages)
+        return self.side(self.mode).index.num_passages
 
     def __repr__(self) -> str:
         return f"Retriever({len(self):,} passages, {' or '.join(self.modes)}, by default {self.mode})"
@@ -331,8 +329,7 @@ class Retriever:
         ranked = time.perf_counter()
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
-        by_words = side.lexical if isinstance(side, HybridRetriever) else side
-        words = getattr(by_words, "index", None)
+        words = side.lexical.index if isinstance(side, HybridRetriever) else side.index
         file = self.corpus.files[0] if len(self.corpus.files) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
@@ -351,14 +348,10 @@ class Retriever:
                 is_unanswered = words.share(queries[row], best) < LEAST_SHARE
             answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
 
-        inner: Any = side.dense if isinstance(side, HybridRetriever) else side
-        spent = 0.0
-        if isinstance(inner, DenseRetriever):
-            for name, seconds in inner.seconds.items():
-                self.seconds[name] += seconds
-                spent += seconds
-            inner.seconds.clear()
-        self.seconds["search"] += ranked - start - spent
+        self.seconds["search"] += ranked - start - sum(side.seconds.values())
+        for name, seconds in side.seconds.items():
+            self.seconds[name] += seconds
+        side.seconds.clear()
         self.seconds["texts"] += time.perf_counter() - ranked
         return answers
 

@@ -26,6 +26,11 @@ _LOOKED_AT = 1000  # questions
 
 
 class Retriever(Protocol):
+    index: Index
+    """What answers; of two sides the dense one's."""
+    seconds: defaultdict[str, float]
+    """Time spent in ``tokenise`` and ``inference``; whoever reads it may clear it."""
+
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         """Up to ``k`` passages for each question, best first."""
         ...
@@ -135,7 +140,6 @@ class DenseRetriever:
         self.form = (form or QuestionForm()).agreed(model.tensorizer.text)
         self.batch_size = batch_size
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Time spent in ``tokenise`` and ``inference``; whoever reads it may clear it."""
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
         """Question vectors (Q, D) float32, in the order given."""
@@ -161,6 +165,7 @@ class LexicalRetriever:
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         return to_rankings(self.index.search([normalize_question(question) for question in questions], k))
@@ -185,6 +190,8 @@ class HybridRetriever:
         self.dense = dense
         self.lexical = lexical
         self.fusion = fusion
+        self.index = dense.index
+        self.seconds = dense.seconds
 
     def retrieve_sides(self, questions: Sequence[str], k: int) -> tuple[list[Ranking], list[Ranking]]:
         """The rankings to be fused, dense and lexical."""
