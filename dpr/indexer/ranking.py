@@ -150,29 +150,15 @@ def fuse_linear(
     """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 -
     weight`` times the second's. A side of weight 0 gives no passages: they would follow those of the other side
     in an order that means nothing."""
-    return fuse_by_each(first, second, weights=[weight], k=k)[0]
-
-
-def fuse_by_each(
-    first: Sequence[Ranking], second: Sequence[Ranking], *, weights: Sequence[float], k: int
-) -> list[list[Ranking]]:
-    """``fuse_linear`` by each of the weights; the lists of a question are joined once for all of them."""
-    fused: list[list[Ranking]] = [[] for _ in weights]
+    fused = []
     for ours, theirs in zip(first, second, strict=True):
         left = _normalised(ours)
         right = _normalised(theirs)
-        ids = sorted(left | right)  # equal scores stay in this order
-        left_scores = np.array([left.get(passage, 0.0) for passage in ids])
-        right_scores = np.array([right.get(passage, 0.0) for passage in ids])
-        for rankings, weight in zip(fused, weights, strict=True):
-            scores = weight * left_scores + (1.0 - weight) * right_scores
-            num_listed = len(ids)
-            if not 0 < weight < 1:
-                listed = left if weight > 0 else right
-                scores[[passage not in listed for passage in ids]] = -np.inf
-                num_listed = len(listed)
-            best = np.argsort(-scores, kind="stable")[: min(k, num_listed)].tolist()
-            rankings.append([(ids[place], float(scores[place])) for place in best])
+        listed = (left if weight > 0 else {}) | (right if weight < 1 else {})
+        ids = sorted(listed)  # equal scores stay in this order
+        scores = np.array([weight * left.get(key, 0.0) + (1.0 - weight) * right.get(key, 0.0) for key in ids])
+        best = np.argsort(-scores, kind="stable")[:k].tolist()
+        fused.append([(ids[place], float(scores[place])) for place in best])
     return fused
 
 
