@@ -26,7 +26,6 @@ from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import DEPTH, Index, recall_values
 from dpr.indexer.settings import FactorySettings, GraphSettings
 from dpr.indexer.vectors import (
-    AllRows,
     VectorSource,
     blocks,
     check_finite,
@@ -34,6 +33,7 @@ from dpr.indexer.vectors import (
     common_dimension,
     paired_dots,
     refuse_overflow,
+    take_rows,
 )
 from dpr.storage.durable import durable_file
 
@@ -95,10 +95,9 @@ class FaissIndex(Index):
         import faiss
 
         dimension = common_dimension(corpus)
-        rows = AllRows(corpus)
-        if not rows.num_rows:
+        if not any(source.num_vectors for source in corpus):
             raise InputError("no vectors to index")
-        engine = cls._learned(settings, dimension, rows)
+        engine = cls._learned(settings, dimension, corpus)
         packed = []
         for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
             check_finite(ids, vectors)
@@ -215,11 +214,12 @@ class FaissIndex(Index):
             raise ConfigError(f"{message}: faiss says {_reason(error)}") from None
 
     @classmethod
-    def _learned(cls, settings: Any, dimension: int, rows: AllRows) -> Any:
+    def _learned(cls, settings: Any, dimension: int, corpus: Sequence[VectorSource]) -> Any:
         """An empty index that has learned from a sample."""
         import faiss
 
-        factory = cls._factory(settings, rows.num_rows)
+        total = sum(source.num_vectors for source in corpus)
+        factory = cls._factory(settings, total)
         engine = cls._empty(factory, dimension)
         if engine.is_trained:
             return engine
@@ -228,9 +228,9 @@ class FaissIndex(Index):
         if lists is not None:
             wanted = max(wanted, _SAMPLED_PER_LIST * lists.nlist)
             lists.cp.min_points_per_centroid = 1  # few vectors are few lists, which faiss need not warn of
-        count = min(wanted, rows.num_rows)
-        sample = generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False)
-        ids, vectors = rows.take(np.sort(sample))
+        count = min(wanted, total)
+        sample = generator_for(0, total, count).choice(total, count, replace=False)
+        ids, vectors = take_rows(corpus, np.sort(sample))
         check_finite(ids, vectors)
         if count > 2 * _LEAST_SAMPLE:
             logger.info("learning %s from %s vectors", factory, f"{count:,}")
@@ -296,8 +296,8 @@ class HnswIndex(FlatIndex):
         return f"HNSW{settings.store_n or cls._links},{cls._codes}"
 
     @classmethod
-    def _learned(cls, settings: Any, dimension: int, rows: AllRows) -> Any:
-        engine = super()._learned(settings, dimension, rows)
+    def _learned(cls, settings: Any, dimension: int, corpus: Sequence[VectorSource]) -> Any:
+        engine = super()._learned(settings, dimension, corpus)
         engine.hnsw.efConstruction = settings.ef_construction
         return engine
 

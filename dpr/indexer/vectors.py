@@ -87,26 +87,18 @@ class PrefixedSource:
         return np.where(~np.char.startswith(ids, prefix), np.char.add(prefix, ids), ids)
 
 
-class AllRows:
-    """The rows of several sources under one number: those of the first source come first."""
-
-    def __init__(self, sources: Sequence[VectorSource]) -> None:
-        self._sources = list(sources)
-        self._ends = np.cumsum([source.num_vectors for source in sources], dtype=np.int64)
-
-    @property
-    def num_rows(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and float32 vectors (n, D) at these rows, n at least 1, which ascend."""
-        pieces = []
-        for number, (start, end) in enumerate(zip([0, *self._ends[:-1]], self._ends, strict=True)):
-            low, high = np.searchsorted(rows, [start, end])
-            if low < high:
-                ids, vectors = self._sources[number].take(rows[low:high] - start)
-                pieces.append((ids, np.asarray(vectors, dtype=np.float32)))
-        return _joined(pieces)
+def take_rows(sources: Sequence[VectorSource], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and float32 vectors (n, D) at these rows, n at least 1, which ascend; those of the first source come
+    first."""
+    pieces = []
+    start = 0
+    for source in sources:
+        low, high = np.searchsorted(rows, [start, start + source.num_vectors])
+        if low < high:
+            ids, vectors = source.take(rows[low:high] - start)
+            pieces.append((ids, np.asarray(vectors, dtype=np.float32)))
+        start += source.num_vectors
+    return _joined(pieces)
 
 
 def blocks(sources: Sequence[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
