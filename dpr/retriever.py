@@ -24,7 +24,7 @@ from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, 
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
+from dpr.retrieval.retrievers import AnyRetriever, DenseRetriever, HybridRetriever
 
 
 class Retriever:
@@ -58,7 +58,7 @@ class Retriever:
 
     def _forget(self) -> None:
         self._lock = threading.RLock()
-        self._sides: dict[str, Side | HybridRetriever] = {}
+        self._sides: dict[str, AnyRetriever] = {}
         self._fields: dict[tuple[tuple[str, str], ...], PassageFields] = {}
 
     @classmethod
@@ -214,7 +214,7 @@ class Retriever:
             )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
-        side: Side | HybridRetriever | None = self.side(mode or self.mode)
+        side: AnyRetriever | None = self.side(mode or self.mode)
         if weight is not None:
             is_share = isinstance(weight, int | float) and 0 <= weight <= 1
             if not isinstance(side, HybridRetriever) or not is_share:
@@ -235,7 +235,7 @@ class Retriever:
             answers[-1].question = item
         return answers[0] if isinstance(question, str) else answers
 
-    def side(self, mode: str) -> Side | HybridRetriever:
+    def side(self, mode: str) -> AnyRetriever:
         """What searches by ``mode``, opened when it is first needed."""
         with self._lock:
             if self._checked_mode(mode) not in self._sides:
@@ -246,7 +246,7 @@ class Retriever:
                     self._sides[mode] = self.corpus.side(mode)
             return self._sides[mode]
 
-    def among(self, side: Any, ids: np.ndarray) -> Side | HybridRetriever:
+    def among(self, side: Any, ids: np.ndarray) -> AnyRetriever:
         """A side over the passages with these ids (n,), ascending and distinct, which takes every product."""
         if isinstance(side, HybridRetriever):
             return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
@@ -317,7 +317,7 @@ class Retriever:
         matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
 
-    def _ranked(self, side: Side | HybridRetriever, queries: list[str], k: int, texts: bool) -> list[Hits]:
+    def _ranked(self, side: AnyRetriever, queries: list[str], k: int, texts: bool) -> list[Hits]:
         start = time.perf_counter()
         if isinstance(side, HybridRetriever):
             dense, lexical = side.retrieve_sides(queries, k)

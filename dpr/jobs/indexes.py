@@ -24,12 +24,12 @@ from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.retrievers import (
+    AnyRetriever,
     DenseRetriever,
     Fusion,
     HybridRetriever,
     LexicalRetriever,
     QuestionForm,
-    Retriever,
     check_vectors_are_of,
     encode_questions,
 )
@@ -46,7 +46,7 @@ def build_retriever(
     form: QuestionForm | None = None,
     device: torch.device | str = "cpu",
     questions: Sequence[str] = (),
-) -> Retriever:
+) -> AnyRetriever:
     """The retriever that the settings describe: dense, over words, or both. The recall of a new index is
     measured on ``questions``."""
     choice = index_choice(config.indexer)
