@@ -25,6 +25,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.retrievers import AnyRetriever, DenseRetriever, HybridRetriever
+from dpr.retrieval.settings import SEARCH_MODES
 
 
 class Retriever:
@@ -278,7 +279,7 @@ class Retriever:
     def _checked_mode(self, mode: str) -> str:
         if mode in self.modes:
             return mode
-        if mode not in ("dense", "bm25", "hybrid"):
+        if mode not in SEARCH_MODES:
             raise ConfigError(f"mode={mode!r} is not known; choose dense, bm25 or hybrid")
         other = self.modes[0]
         raise ConfigError(

@@ -160,7 +160,7 @@ class FaissIndex(Index):
                 distinct, columns = np.unique(nominated, return_inverse=True)
                 stored = self._engine.reconstruct_batch(distinct)
                 scored = paired_dots(tile, rows, stored, columns)
-            best.add(rows + start, scored, self._ids[nominated] if len(nominated) else np.empty(0, "S1"))
+            best.add(rows + start, scored, self._ids[nominated])
         return best.result()
 
     def save(self, folder: Path) -> None:

@@ -29,13 +29,11 @@ _PACKED_AT_ONCE = 1 << 13  # as wide as the longest of them
 
 def encode_ids(ids: Sequence[str]) -> np.ndarray:
     """Ids as fixed-width UTF-8 bytes; their byte order is the strings' code point order."""
-    return np.array([item.encode() for item in ids], dtype=bytes) if ids else np.empty(0, dtype="S1")
+    return np.array([item.encode() for item in ids], dtype=bytes)
 
 
 def decode_ids(ids: np.ndarray) -> list[str]:
-    items = ids.tolist()
-    decoded = b"\0".join(items).decode().split("\0")  # in one go, as no id holds that character
-    return decoded if len(decoded) == len(items) else [item.decode() for item in items]
+    return [item.decode() for item in ids.tolist()]
 
 
 def packed_ids(ids: Iterable[str]) -> PackedIds:

@@ -198,9 +198,6 @@ def paired_dots(
     """
     if not len(rows):
         return np.empty(0, dtype=np.float32)
-    if len(rows) < len(queries):
-        queries = queries[rows]
-        rows = np.arange(len(rows))
     wide_queries = torch.from_numpy(queries.astype(np.float64))
     # each vector is then widened once, no pair copied
     places, numbers = np.unique(columns * len(queries) + rows, return_inverse=True)
