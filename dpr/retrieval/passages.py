@@ -69,10 +69,10 @@ class PassageLookup:
     """Looks passages up again and again: small corpora are held in memory, large ones are found on disk.
     Several threads may use it."""
 
-    def __init__(self, sources: Sequence[PassageSource]) -> None:
+    def __init__(self, sources: Sequence[PassageSource], *, in_memory_bytes: int = LARGE_BYTES) -> None:
         self._sources = list(sources)
         self._held: dict[str, Passage] | None = None
-        if sum(source.file.stat().st_size for source in self._sources) <= LARGE_BYTES:
+        if sum(source.file.stat().st_size for source in self._sources) <= in_memory_bytes:
             self._held = {str(passage.id): passage for source in self._sources for passage in source.read()}
         else:
             self._sources = [with_store(source, least_bytes=0) for source in self._sources]

@@ -161,7 +161,7 @@ def _typed(made: type[Made], value: Any, key: str) -> Made:
 
 def _part(kind: Any, value: Any, key: str) -> Any:
     """The value of a field, or an item of its list."""
-    if is_dataclass(kind):
+    if is_dataclass(kind) and isinstance(kind, type):
         return _typed(kind, value, f"{key}.")
     check_type(key, value, str if kind is Path else kind)
     is_of_file = key.endswith(("].file", "].name")) and _is_name(value)

@@ -303,13 +303,9 @@ def test_a_hit_names_the_file_its_passage_was_taken_from(
     ]
 
 
-def test_large_corpora_are_looked_up_without_holding_them(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_corpora_are_looked_up_without_holding_them(world: World) -> None:
     sources = [PassageSource(world.folder / "corpus.tsv")]
-    held = PassageLookup(sources)
-    monkeypatch.setattr("dpr.retrieval.passages.LARGE_BYTES", 10)
-    streamed = PassageLookup(sources)
+    held, streamed = PassageLookup(sources), PassageLookup(sources, in_memory_bytes=10)
     ids = ["p007", "p000", "absent"]
     assert streamed.get(ids) == held.get(ids) == {name: world.passages[int(name[1:])] for name in ids[:2]}
     assert streamed._held is None
