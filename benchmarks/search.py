@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.page import Ratio, Section
-from dpr.indexer.exact import ExactIndex, bfloat16_is_faster
+from dpr.indexer.exact import ExactIndex
 
 CASES = [
     (200_000, 256, 1, 100),
@@ -63,20 +63,11 @@ def section(rounds: int) -> Section:
         seconds, ratios = compare(passages, dimension, queries, k, rounds)
         found.append(Ratio.of(f"faiss flat, {queries:,} questions of {dimension}, best {k}", ratios))
         lines.append(f"| {passages:,} | {dimension} | {queries:,} | {k} | {seconds:.2f} | {found[-1].text} |")
-    kind = (
-        "bfloat16, which a trial found faster here"
-        if bfloat16_is_faster()
-        else "float32, as a trial found bfloat16 no faster here"
-    )
     what = (
         "Exact search (`indexer=exact`) against faiss's flat index (IndexFlatIP), the same random vectors"
-        f" and number of threads. Ours names candidates by products in {kind} (for 32 questions or more), and"
-        " scores each again in float64. The lengths of the longest vectors are found by the first search and"
-        " serve the others, which are measured, as vectors are added to faiss before. Of one thread's time"
-        " for 1,024 questions of 256 against 100,000 passages, half goes into the products, a fifth into"
-        " finding which scores reach far enough, a sixth into scoring candidates again (about 200 a question"
-        " of the first block, for 100 that are found) and the rest into conversion and merging: what the"
-        " small blocks of faiss need less of, and what stands in the way where the figure is below 1."
+        " and number of threads. Ours names candidates by products in float32 and scores each again in"
+        " float64. The lengths of the longest vectors are found by the first search and serve the others,"
+        " which are measured, as vectors are added to faiss before."
     )
     return Section("Search", "\n\n".join([what, "\n".join(lines)]), tuple(found))
 

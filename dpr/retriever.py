@@ -24,7 +24,8 @@ from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, 
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
+from dpr.retrieval.retrievers import AnyRetriever, DenseRetriever, HybridRetriever
+from dpr.retrieval.settings import SEARCH_MODES
 
 
 class Retriever:
@@ -58,7 +59,7 @@ class Retriever:
 
     def _forget(self) -> None:
         self._lock = threading.RLock()
-        self._sides: dict[str, Side | HybridRetriever] = {}
+        self._sides: dict[str, AnyRetriever] = {}
         self._fields: dict[tuple[tuple[str, str], ...], PassageFields] = {}
 
     @classmethod
@@ -214,7 +215,7 @@ class Retriever:
             )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
-        side: Side | HybridRetriever | None = self.side(mode or self.mode)
+        side: AnyRetriever | None = self.side(mode or self.mode)
         if weight is not None:
             is_share = isinstance(weight, int | float) and 0 <= weight <= 1
             if not isinstance(side, HybridRetriever) or not is_share:
@@ -235,7 +236,7 @@ class Retriever:
             answers[-1].question = item
         return answers[0] if isinstance(question, str) else answers
 
-    def side(self, mode: str) -> Side | HybridRetriever:
+    def side(self, mode: str) -> AnyRetriever:
         """What searches by ``mode``, opened when it is first needed."""
         with self._lock:
             if self._checked_mode(mode) not in self._sides:
@@ -246,7 +247,7 @@ class Retriever:
                     self._sides[mode] = self.corpus.side(mode)
             return self._sides[mode]
 
-    def among(self, side: Any, ids: np.ndarray) -> Side | HybridRetriever:
+    def among(self, side: Any, ids: np.ndarray) -> AnyRetriever:
         """A side over the passages with these ids (n,), ascending and distinct, which takes every product."""
         if isinstance(side, HybridRetriever):
             return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
@@ -270,9 +271,7 @@ class Retriever:
             raise AttributeError(f"Retriever has no attribute {name!r}{hint(name)}")
 
     def __len__(self) -> int:
-        side: Any = self.side(self.mode)
-        inner: Any = side.dense if isinstance(side, HybridRetriever) else side
-        return int(inner.index.num_passages)
+        return self.side(self.mode).index.num_passages
 
     def __repr__(self) -> str:
         return f"Retriever({len(self):,} passages, {' or '.join(self.modes)}, by default {self.mode})"
@@ -280,7 +279,7 @@ class Retriever:
     def _checked_mode(self, mode: str) -> str:
         if mode in self.modes:
             return mode
-        if mode not in ("dense", "bm25", "hybrid"):
+        if mode not in SEARCH_MODES:
             raise ConfigError(f"mode={mode!r} is not known; choose dense, bm25 or hybrid")
         other = self.modes[0]
         raise ConfigError(
@@ -319,7 +318,7 @@ class Retriever:
         matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
 
-    def _ranked(self, side: Side | HybridRetriever, queries: list[str], k: int, texts: bool) -> list[Hits]:
+    def _ranked(self, side: AnyRetriever, queries: list[str], k: int, texts: bool) -> list[Hits]:
         start = time.perf_counter()
         if isinstance(side, HybridRetriever):
             dense, lexical = side.retrieve_sides(queries, k)
@@ -331,8 +330,7 @@ class Retriever:
         ranked = time.perf_counter()
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
-        by_words = side.lexical if isinstance(side, HybridRetriever) else side
-        words = getattr(by_words, "index", None)
+        words = side.lexical.index if isinstance(side, HybridRetriever) else side.index
         file = self.corpus.files[0] if len(self.corpus.files) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
@@ -351,14 +349,10 @@ class Retriever:
                 is_unanswered = words.share(queries[row], best) < LEAST_SHARE
             answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
 
-        inner: Any = side.dense if isinstance(side, HybridRetriever) else side
-        spent = 0.0
-        if isinstance(inner, DenseRetriever):
-            for name, seconds in inner.seconds.items():
-                self.seconds[name] += seconds
-                spent += seconds
-            inner.seconds.clear()
-        self.seconds["search"] += ranked - start - spent
+        self.seconds["search"] += ranked - start - sum(side.seconds.values())
+        for name, seconds in side.seconds.items():
+            self.seconds[name] += seconds
+        side.seconds.clear()
         self.seconds["texts"] += time.perf_counter() - ranked
         return answers
 

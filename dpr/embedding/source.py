@@ -60,14 +60,12 @@ class PassageSource:
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Passages number ``start`` to ``stop``, with prefixed ids, cleaned where ``normalize`` asks for
         it."""
-        id_col, text_col, title_col = self.columns
-        prefix = self.id_prefix
         for passage in read_passages(
             self.file,
-            id_col=id_col,
-            text_col=text_col,
-            title_col=title_col,
-            id_prefix=prefix,
+            id_col=self.id_col,
+            text_col=self.text_col,
+            title_col=self.title_col,
+            id_prefix=self.id_prefix,
             start=start,
             stop=stop,
         ):

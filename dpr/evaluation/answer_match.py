@@ -15,7 +15,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
 
 import regex
 
@@ -73,12 +72,10 @@ def match_hits(
     for question, listed in enumerate(hits):
         for rank, passage_id in enumerate(listed):
             asked.setdefault(passage_id, []).append((question, rank))
-    passages = [texts[passage_id] for passage_id in asked]
     matching = [_with_tokens(of_question) for of_question in answers]
-    askers = [[matching[question] for question, _ in places] for places in asked.values()]
-    results = map(_match_text, counted(passages, "looking for answers"), askers, repeat(kind))
     matched = [[False] * len(listed) for listed in hits]
-    for places, flags in zip(asked.values(), results, strict=True):
+    for passage_id, places in counted(asked.items(), "looking for answers"):
+        flags = _match_text(texts[passage_id], [matching[question] for question, _ in places], kind)
         for (question, rank), flag in zip(places, flags, strict=True):
             matched[question][rank] = flag
     return matched

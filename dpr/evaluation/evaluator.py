@@ -95,10 +95,14 @@ class Evaluator:
         values: dict[str, dict[str, float]] = {}
         right = has_answer = None
 
+        def measure(grades: Qrels, names: Sequence[str], prefix: str) -> None:
+            each = values_of(run, grades, names)
+            for name, mean in mean_metrics(each).items():
+                metrics[prefix + name] = mean
+                values[prefix + name] = {key: of_question[name] for key, of_question in each.items()}
+
         if self.qrels is not None:
-            each = values_of(run, with_relevant(self.qrels), names)
-            metrics = mean_metrics(each)
-            values = {name: {key: of_question[name] for key, of_question in each.items()} for name in names}
+            measure(with_relevant(self.qrels), names, "")
             right = has_answer = [
                 [self.qrels.get(key, {}).get(passage, 0) > 0 for passage, _ in ranking]
                 for key, ranking in run.items()
@@ -112,12 +116,7 @@ class Evaluator:
                 for question, ranking, flags in zip(self.questions, rankings, has_answer, strict=True)
                 if question.answers or not self.only_answered
             }
-            names = list(filter(is_by_answers, names))
-            each = values_of(run, grades, names)
-            for name in names:
-                listed = {key: of_question[name] for key, of_question in each.items()}
-                values[self.prefix + name] = listed
-                metrics[self.prefix + name] = sum(listed.values()) / len(listed)
+            measure(grades, list(filter(is_by_answers, names)), self.prefix)
 
         return Judged(metrics, values, right, has_answer)
 

@@ -20,8 +20,8 @@ Qrels = Mapping[str, Mapping[str, int]]
 """Question id -> passage id -> grade; above 0 is relevant."""
 
 CUTOFFS = (1, 5, 10, 20, 100)
-ByRank = Callable[[Sequence[int], Sequence[int], int], float]
-"""(grades at the ranks, best first; the grades above 0 of all passages; cut-off) -> value of a question."""
+ByRank = Callable[[Sequence[int], int], float]
+"""(grades at the ranks, best first; cut-off) -> value of a question."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Metric:
         shown: those in the tables of ``dpr retrieve`` and ``dpr evaluate``, and on model cards.
         tested: those that ``dpr compare`` shows and tests.
         validated: those of a validation of training, and in reports.
-        by_answers: whether it is measured also by answers in the texts; it then is a function that does not
-            ask for passages that were not retrieved.
+        by_answers: whether it is measured also by answers in the texts; it then is a function.
     """
 
     name: str
@@ -53,12 +52,12 @@ class Metric:
         return [f"{self.name}@{k}" if k else self.name for k in cutoffs]
 
 
-def _accuracy(grades: Sequence[int], relevant: Sequence[int], k: int) -> float:
+def _accuracy(grades: Sequence[int], k: int) -> float:
     """Whether a relevant passage is among the first k."""
     return float(any(grade > 0 for grade in grades[:k]))
 
 
-def _reciprocal_rank(grades: Sequence[int], relevant: Sequence[int], k: int) -> float:
+def _reciprocal_rank(grades: Sequence[int], k: int) -> float:
     """trec_eval cannot cut it off."""
     return next((1 / rank for rank, grade in enumerate(grades[:k], 1) if grade > 0), 0.0)
 
@@ -153,14 +152,12 @@ def values_of(run: Run, grades: Qrels, names: Iterable[str]) -> dict[str, dict[s
         measured = pytrec_eval.RelevanceEvaluator(judged, of_trec_eval).evaluate(scores)
     values: dict[str, dict[str, float]] = {}
     for question, of_question in grades.items():
-        if len(of_trec_eval) < len(measures):  # the others are functions
-            by_rank = [of_question.get(passage, 0) for passage, _ in run.get(question, ())]
-            relevant = [grade for grade in of_question.values() if grade > 0]
+        by_rank = [of_question.get(passage, 0) for passage, _ in run.get(question, ())]
         values[question] = {}
         for name, measure in measures.items():
             k = cutoff_of(name)
             if callable(measure):
-                values[question][name] = measure(by_rank, relevant, k)
+                values[question][name] = measure(by_rank, k)
             else:
                 values[question][name] = measured[question][f"{measure}_{k}" if k else measure]
     return values

@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import io
 import math
-import platform
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dpr.core.machine import version_of
-from dpr.core.version import __version__
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
 from dpr.evaluation.reading import Retrieval, Training, cut, flatten, read_training
 from dpr.evaluation.significance import estimate
@@ -72,10 +67,9 @@ def curves_svg(
         axes = figure.add_axes((0.14, 0.16, 0.84, 0.69))
         for number, (label, points) in enumerate(curves.items()):
             xs, ys = zip(*points, strict=True)
-            colour = f"C{number}"
             style = _STYLES[number % len(_STYLES)]
             marker = "." if len(points) <= _FEW_POINTS else ""
-            axes.plot(xs, ys, color=colour, linestyle=style, marker=marker, label=printable_text(label))
+            axes.plot(xs, ys, linestyle=style, marker=marker, label=printable_text(label))
         for number, (label, level) in enumerate(levels.items()):
             style = _STYLES[number % len(_STYLES)]
             axes.axhline(level, color="gray", linewidth=1, linestyle=style, label=printable_text(label))
@@ -90,17 +84,7 @@ def curves_svg(
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_xlabel(x_label)
         axes.set_title(printable_text(title), loc="left", fontsize="medium")
-        labels = [*curves, *levels]
-        # beside the title, where it covers no curve, if it has room there
-        is_beside = len(labels) <= 2 and len(title) + sum(map(len, labels)) <= _ONE_LINE
-        axes.legend(
-            frameon=False,
-            fontsize="small",
-            ncols=2 if is_beside else 1,
-            columnspacing=1,
-            loc="lower right" if is_beside else "best",
-            bbox_to_anchor=(1.0, 0.98) if is_beside else None,
-        )
+        axes.legend(frameon=False, fontsize="small")
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = text.getvalue()
     # Groups have the same names in every picture, and a page has several.
@@ -110,7 +94,6 @@ def curves_svg(
 REPORT_FILE = "report.html"
 _MOST_CURVES = 8
 _FEW_POINTS = 25
-_ONE_LINE = 75
 _CHARTS = (
     ("Loss of training", r"train/loss", ""),
     ("Loss on dev sets", r"eval/nll_loss", ""),
@@ -132,30 +115,6 @@ _CHARTS = (
 )
 """Like with like: title, the metrics in the picture, and how its axis is drawn. A loss and an accuracy are of so
 many candidates, and a dev set's batch has others than a pool of the training."""
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "faiss-cpu",
-    "bm25s",
-    "pytrec-eval-terrier",
-)
-
-
-@dataclass
-class Report:
-    """Everything on the page. Settings with the value that ``defaults`` has for them are not shown."""
-
-    title: str
-    training: Training | None = None
-    retrievals: list[Retrieval] = field(default_factory=list)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """What the page was written with."""
-    notes: Sequence[str] = ()
-    """What a reader should know of the figures."""
-    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_report(
@@ -163,7 +122,6 @@ def write_report(
     runs: Sequence[tuple[str, Path]] = (),
     *,
     out: Path | None = None,
-    title: str | None = None,
     notes: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -177,38 +135,34 @@ def write_report(
     folder = Path(folder)
     target = out if out is not None else folder / REPORT_FILE
     require_writable(target)
-    report = Report(
-        title=title or folder.resolve().name,
-        training=read_training(folder),
-        retrievals=[Retrieval(label, read_metrics(file)) for label, file in runs],
-        environment=versions(),
+    retrievals = [Retrieval(label, read_metrics(file)) for label, file in runs]
+    page = build_page(
+        folder.resolve().name,
+        read_training(folder),
+        retrievals,
         notes=notes,
-        defaults=flatten(dict(defaults or {})),
+        defaults=defaults,
     )
     with durable_file(target, note={}) as file:
-        file.write(build_page(report))
+        file.write(page)
     return target
 
 
-@cache
-def versions() -> dict[str, str]:
-    """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the
-    host."""
-    known = {
-        "dpr": __version__,
-        "Python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-    return known | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}
-
-
-def build_page(report: Report) -> str:
-    """The HTML text."""
-    run = report.training or Training(
+def build_page(
+    title: str,
+    training: Training | None,
+    retrievals: Sequence[Retrieval],
+    *,
+    notes: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> str:
+    """The HTML text. ``notes`` are what a reader should know of the figures; settings with the value that
+    ``defaults`` has for them are not shown."""
+    run = training or Training(
         "", notes=["No training run found: neither the folder nor a folder in it has a metrics.jsonl."]
     )
     groups: dict[tuple[str, int, int], list[Retrieval]] = {}
-    for one in report.retrievals:
+    for one in retrievals:
         same_questions = (one.file.question_set, one.file.num_questions, one.num_judged)
         groups.setdefault(same_questions, []).append(one)
     metrics = {name for line in run.validations for name in line if name.startswith("eval/")}
@@ -221,13 +175,16 @@ def build_page(report: Report) -> str:
     columns = [
         name for place, name in enumerate(columns) if values[name] not in map(values.get, columns[:place])
     ]
+    default_values = flatten(dict(defaults or {}))
     page = {
-        "report": report,
+        "title": title,
+        "training": training,
         "run": run,
+        "notes": notes,
         "retrievals": [_retrieval_section(runs) for runs in groups.values()],
         "charts": _training_charts(run),
         "columns": columns,
-        "settings": {key: value for key, value in run.settings.items() if value != report.defaults.get(key)},
+        "settings": {key: value for key, value in run.settings.items() if value != default_values.get(key)},
     }
     return printable_text(_TEMPLATES.get_template("page.html").render(page))
 

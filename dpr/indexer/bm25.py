@@ -27,7 +27,7 @@ from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
 from dpr.formats.arrays import PackedIds, first_duplicate
-from dpr.indexer.ranking import SearchResult, decode_ids, is_among, packed_ids
+from dpr.indexer.ranking import RunningTopK, SearchResult, is_among, packed_ids, to_rankings
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import durable_file
@@ -140,16 +140,10 @@ class Bm25Index(Index):
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
         """The ``k`` passages with the highest score for each question, those with score 0 left out; none
         where no word is known."""
-        if k < 1:
-            raise ValueError(f"k={k}; at least one passage must be asked for")
-        asked = counted(questions, "searching by words", unit="questions")
-        hits = [self._best(self._scores(question), k) for question in asked]
-        scores = np.full(
-            (len(hits), max((len(rows) for rows, _ in hits), default=0)), -np.inf, dtype=np.float32
-        )
-        for line, (rows, values) in zip(scores, hits, strict=True):
-            line[: len(rows)] = values
-        return scores, [decode_ids(self._ids[rows]) for rows, _ in hits]
+        best = RunningTopK(len(questions), min(k, self.num_passages))
+        for row, question in enumerate(counted(questions, "searching by words", unit="questions")):
+            self._offer(best, row, self._scores(question))
+        return best.result()
 
     def among(self, ids: np.ndarray) -> Bm25Index:
         """Words count as in the whole corpus."""
@@ -163,10 +157,9 @@ class Bm25Index(Index):
         """The ``k`` best passages of one question with their scores, and the scores of those that were the
         ``rows``-th to be indexed."""
         scores = self._scores(question)
-        best, values = self._best(scores, k)
-        return list(zip(decode_ids(self._ids[best]), values.tolist(), strict=True)), [
-            float(scores[row]) for row in rows
-        ]
+        best = RunningTopK(1, min(k, self.num_passages))
+        self._offer(best, 0, scores)
+        return to_rankings(best.result())[0], [float(scores[row]) for row in rows]
 
     def share(self, question: str, score: float) -> float:
         """A score as a share of the highest that a text could have, which is one that repeats every word of
@@ -188,17 +181,12 @@ class Bm25Index(Index):
         )
         return scores if self._is_chosen is None else np.where(self._is_chosen, scores, 0)
 
-    def _best(self, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of the ``k`` best passages, and their scores."""
-        rows = np.nonzero(scores > 0)[0]
-        if len(rows) > k:
-            rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
-        rows = rows[np.argsort(-scores[rows], kind="stable")]
-        is_tie = scores[rows][1:] == scores[rows][:-1]
-        # the ids of all others decide nothing
-        tied = np.flatnonzero(np.append(is_tie, False) | np.insert(is_tie, 0, False))
-        rows[tied] = rows[tied][np.lexsort((self._ids[rows[tied]], -scores[rows[tied]]))]
-        return rows[:k], scores[rows[:k]]
+    def _offer(self, best: RunningTopK, row: int, scores: np.ndarray) -> None:
+        """Offers the passages that have a score."""
+        places = np.flatnonzero(scores > 0)
+        if len(places) > best.k:  # before their ids are looked up
+            places = places[scores[places] >= np.partition(scores[places], -best.k)[-best.k]]
+        best.add(np.full(len(places), row), scores[places], self._ids[places])
 
     def save(self, folder: Path) -> None:
         self._engine.save(folder, show_progress=False)

@@ -26,15 +26,14 @@ from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import DEPTH, Index, recall_values
 from dpr.indexer.settings import FactorySettings, GraphSettings
 from dpr.indexer.vectors import (
-    AllRows,
-    RowSource,
+    VectorSource,
     blocks,
     check_finite,
     check_queries,
     common_dimension,
-    id_chunks,
     paired_dots,
     refuse_overflow,
+    take_rows,
 )
 from dpr.storage.durable import durable_file
 
@@ -89,25 +88,26 @@ class FaissIndex(Index):
 
     @classmethod
     def build(
-        cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu"
+        cls, corpus: Sequence[VectorSource], settings: Any, *, device: torch.device | str = "cpu"
     ) -> FaissIndex:
         """Learns from a sample of the vectors, then adds all of them; only what faiss stores of them is
         held."""
         import faiss
 
         dimension = common_dimension(corpus)
-        rows = AllRows(corpus)
-        if not rows.num_rows:
+        if not any(source.num_vectors for source in corpus):
             raise InputError("no vectors to index")
-        engine = cls._learned(settings, dimension, rows)
+        engine = cls._learned(settings, dimension, corpus)
+        packed = []
         for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
             check_finite(ids, vectors)
             refuse_overflow(float(_squared_norms(vectors).max()))
             engine.add(vectors)
+            packed.append(ids)
         lists = faiss.try_extract_index_ivf(engine)
         if lists is not None:
             lists.nprobe = min(max(8, lists.nlist // 4), lists.nlist)
-        return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings)
+        return cls(engine, PackedIds(pack_ids(lambda: packed)), settings)
 
     def tune(self, questions: np.ndarray, truth: Sequence[Sequence[str]]) -> bool:
         """Searches as few lists as reach TARGET_RECALL; where none does, as few as come near the best."""
@@ -160,7 +160,7 @@ class FaissIndex(Index):
                 distinct, columns = np.unique(nominated, return_inverse=True)
                 stored = self._engine.reconstruct_batch(distinct)
                 scored = paired_dots(tile, rows, stored, columns)
-            best.add(rows + start, scored, self._ids[nominated] if len(nominated) else np.empty(0, "S1"))
+            best.add(rows + start, scored, self._ids[nominated])
         return best.result()
 
     def save(self, folder: Path) -> None:
@@ -214,11 +214,12 @@ class FaissIndex(Index):
             raise ConfigError(f"{message}: faiss says {_reason(error)}") from None
 
     @classmethod
-    def _learned(cls, settings: Any, dimension: int, rows: AllRows) -> Any:
+    def _learned(cls, settings: Any, dimension: int, corpus: Sequence[VectorSource]) -> Any:
         """An empty index that has learned from a sample."""
         import faiss
 
-        factory = cls._factory(settings, rows.num_rows)
+        total = sum(source.num_vectors for source in corpus)
+        factory = cls._factory(settings, total)
         engine = cls._empty(factory, dimension)
         if engine.is_trained:
             return engine
@@ -227,9 +228,9 @@ class FaissIndex(Index):
         if lists is not None:
             wanted = max(wanted, _SAMPLED_PER_LIST * lists.nlist)
             lists.cp.min_points_per_centroid = 1  # few vectors are few lists, which faiss need not warn of
-        count = min(wanted, rows.num_rows)
-        sample = generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False)
-        ids, vectors = rows.take(np.sort(sample))
+        count = min(wanted, total)
+        sample = generator_for(0, total, count).choice(total, count, replace=False)
+        ids, vectors = take_rows(corpus, np.sort(sample))
         check_finite(ids, vectors)
         if count > 2 * _LEAST_SAMPLE:
             logger.info("learning %s from %s vectors", factory, f"{count:,}")
@@ -295,8 +296,8 @@ class HnswIndex(FlatIndex):
         return f"HNSW{settings.store_n or cls._links},{cls._codes}"
 
     @classmethod
-    def _learned(cls, settings: Any, dimension: int, rows: AllRows) -> Any:
-        engine = super()._learned(settings, dimension, rows)
+    def _learned(cls, settings: Any, dimension: int, corpus: Sequence[VectorSource]) -> Any:
+        engine = super()._learned(settings, dimension, corpus)
         engine.hnsw.efConstruction = settings.ef_construction
         return engine
 

@@ -29,13 +29,11 @@ _PACKED_AT_ONCE = 1 << 13  # as wide as the longest of them
 
 def encode_ids(ids: Sequence[str]) -> np.ndarray:
     """Ids as fixed-width UTF-8 bytes; their byte order is the strings' code point order."""
-    return np.array([item.encode() for item in ids], dtype=bytes) if ids else np.empty(0, dtype="S1")
+    return np.array([item.encode() for item in ids], dtype=bytes)
 
 
 def decode_ids(ids: np.ndarray) -> list[str]:
-    items = ids.tolist()
-    decoded = b"\0".join(items).decode().split("\0")  # in one go, as no id holds that character
-    return decoded if len(decoded) == len(items) else [item.decode() for item in items]
+    return [item.decode() for item in ids.tolist()]
 
 
 def packed_ids(ids: Iterable[str]) -> PackedIds:
@@ -121,12 +119,7 @@ class RunningTopK:
 def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The order by group, then score descending, then id. Ids, slow to compare, are looked at only where
     scores tie."""
-    bits = scores.view(np.uint32)
-    digits = np.where(bits >> 31, bits, bits ^ 0x7FFFFFFF)  # ascending where scores descend
-    # of 16 bits: without comparisons, several times faster
-    order = np.argsort(digits.astype(np.uint16), kind="stable")
-    order = order[np.argsort((digits >> 16).astype(np.uint16)[order], kind="stable")]
-    order = order[np.argsort(group.astype(np.min_scalar_type(int(group.max())))[order], kind="stable")]
+    order = np.lexsort((-scores, group))
     ties = (np.diff(group[order]) == 0) & (np.diff(scores[order]) == 0)
     if ties.any():
         tied = np.zeros(len(order), dtype=bool)
@@ -155,29 +148,15 @@ def fuse_linear(
     """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 -
     weight`` times the second's. A side of weight 0 gives no passages: they would follow those of the other side
     in an order that means nothing."""
-    return fuse_by_each(first, second, weights=[weight], k=k)[0]
-
-
-def fuse_by_each(
-    first: Sequence[Ranking], second: Sequence[Ranking], *, weights: Sequence[float], k: int
-) -> list[list[Ranking]]:
-    """``fuse_linear`` by each of the weights; the lists of a question are joined once for all of them."""
-    fused: list[list[Ranking]] = [[] for _ in weights]
+    fused = []
     for ours, theirs in zip(first, second, strict=True):
         left = _normalised(ours)
         right = _normalised(theirs)
-        ids = sorted(left | right)  # equal scores stay in this order
-        left_scores = np.array([left.get(passage, 0.0) for passage in ids])
-        right_scores = np.array([right.get(passage, 0.0) for passage in ids])
-        for rankings, weight in zip(fused, weights, strict=True):
-            scores = weight * left_scores + (1.0 - weight) * right_scores
-            num_listed = len(ids)
-            if not 0 < weight < 1:
-                listed = left if weight > 0 else right
-                scores[[passage not in listed for passage in ids]] = -np.inf
-                num_listed = len(listed)
-            best = np.argsort(-scores, kind="stable")[: min(k, num_listed)].tolist()
-            rankings.append([(ids[place], float(scores[place])) for place in best])
+        listed = (left if weight > 0 else {}) | (right if weight < 1 else {})
+        ids = sorted(listed)  # equal scores stay in this order
+        scores = np.array([weight * left.get(key, 0.0) + (1.0 - weight) * right.get(key, 0.0) for key in ids])
+        best = np.argsort(-scores, kind="stable")[:k].tolist()
+        fused.append([(ids[place], float(scores[place])) for place in best])
     return fused
 
 

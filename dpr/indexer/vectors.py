@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ _WIDE_VALUES = 1 << 21  # 16 MB of float64
 
 
 class VectorSource(Protocol):
-    """Vectors that are read in pieces: a shard on disk, or arrays."""
+    """Vectors that are read in pieces, or by their rows: a shard on disk, or arrays."""
 
     @property
     def num_vectors(self) -> int: ...
@@ -32,16 +32,8 @@ class VectorSource(Protocol):
         """Yields ids (n,) of fixed-width bytes and vectors (n, D)."""
         ...
 
-
-class RowSource(VectorSource, Protocol):
-    """One whose rows can be read alone."""
-
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and vectors (n, D) at these rows, which ascend."""
-        ...
-
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        """Yields the ids alone, in order."""
         ...
 
 
@@ -50,7 +42,7 @@ class PrefixedSource:
     """A source whose ids get a prefix if they lack it, as DPR does for passage sources with an
     ``id_prefix``."""
 
-    source: RowSource
+    source: VectorSource
     prefix: str
 
     @property
@@ -69,39 +61,23 @@ class PrefixedSource:
         ids, vectors = self.source.take(rows)
         return self._prefixed(ids), vectors
 
-    def id_chunks(self) -> Iterator[np.ndarray]:
-        return map(self._prefixed, self.source.id_chunks())
-
     def _prefixed(self, ids: np.ndarray) -> np.ndarray:
         prefix = self.prefix.encode()
         return np.where(~np.char.startswith(ids, prefix), np.char.add(prefix, ids), ids)
 
 
-class AllRows:
-    """The rows of several sources under one number: those of the first source come first."""
-
-    def __init__(self, sources: Sequence[RowSource]) -> None:
-        self._sources = list(sources)
-        self._ends = np.cumsum([source.num_vectors for source in sources], dtype=np.int64)
-
-    @property
-    def num_rows(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and float32 vectors (n, D) at these rows, n at least 1, which ascend."""
-        pieces = []
-        for number, (start, end) in enumerate(zip([0, *self._ends[:-1]], self._ends, strict=True)):
-            low, high = np.searchsorted(rows, [start, end])
-            if low < high:
-                ids, vectors = self._sources[number].take(rows[low:high] - start)
-                pieces.append((ids, np.asarray(vectors, dtype=np.float32)))
-        return _joined(pieces)
-
-
-def id_chunks(sources: Iterable[RowSource]) -> Iterator[np.ndarray]:
-    """Yields the ids of all sources in order."""
-    return (ids for source in sources for ids in source.id_chunks())
+def take_rows(sources: Sequence[VectorSource], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and float32 vectors (n, D) at these rows, n at least 1, which ascend; those of the first source come
+    first."""
+    pieces = []
+    start = 0
+    for source in sources:
+        low, high = np.searchsorted(rows, [start, start + source.num_vectors])
+        if low < high:
+            ids, vectors = source.take(rows[low:high] - start)
+            pieces.append((ids, np.asarray(vectors, dtype=np.float32)))
+        start += source.num_vectors
+    return _joined(pieces)
 
 
 def blocks(sources: Sequence[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -157,8 +133,8 @@ def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
     if not finite.all():
         first = decode_ids(ids[~finite][:1])[0]
         raise InputError(
-            f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of id {first!r}",
-            hint="embed the corpus again with an intact model",
+            f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of {first!r}",
+            hint="embed again with an intact model",
         )
 
 
@@ -187,12 +163,7 @@ def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
             expected=f"(questions, {dimension})",
             hint="questions and passages need the same model",
         )
-    finite = np.isfinite(array).all(axis=1)
-    if not finite.all():
-        raise InputError(
-            f"{int((~finite).sum())} query vectors hold NaN or infinity, the first is row"
-            f" {int(np.argmin(finite))}"
-        )
+    check_finite(np.char.add(b"question ", np.arange(len(array)).astype(bytes)), array)
     return array
 
 
@@ -206,9 +177,6 @@ def paired_dots(
     """
     if not len(rows):
         return np.empty(0, dtype=np.float32)
-    if len(rows) < len(queries):
-        queries = queries[rows]
-        rows = np.arange(len(rows))
     wide_queries = torch.from_numpy(queries.astype(np.float64))
     # each vector is then widened once, no pair copied
     places, numbers = np.unique(columns * len(queries) + rows, return_inverse=True)

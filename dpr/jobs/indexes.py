@@ -20,16 +20,16 @@ from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.registry import Index, IndexChoice, IndexStore, held_back
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.indexer.vectors import PrefixedSource, RowSource
+from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.retrievers import (
+    AnyRetriever,
     DenseRetriever,
     Fusion,
     HybridRetriever,
     LexicalRetriever,
     QuestionForm,
-    Retriever,
     check_vectors_are_of,
     encode_questions,
 )
@@ -46,7 +46,7 @@ def build_retriever(
     form: QuestionForm | None = None,
     device: torch.device | str = "cpu",
     questions: Sequence[str] = (),
-) -> Retriever:
+) -> AnyRetriever:
     """The retriever that the settings describe: dense, over words, or both. The recall of a new index is
     measured on ``questions``."""
     choice = index_choice(config.indexer)
@@ -196,7 +196,7 @@ def _open_vectors(
 
 def _with_prefixes(
     shards: Sequence[VectorShard | PickledVectors], patterns: Sequence[str], sources: Sequence[PassageSource]
-) -> list[RowSource]:
+) -> list[VectorSource]:
     """Shards whose ids get the prefix of their passage source; DPR pairs the patterns with the sources in
     order."""
     if not any(source.id_prefix for source in sources):
@@ -204,7 +204,7 @@ def _with_prefixes(
     if len(sources) not in (1, len(patterns)):
         message = f"ctx_datasets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
         raise ConfigError(f"{message}; where an id_prefix is used, give one for each, in the same order")
-    prefixed: list[RowSource] = []
+    prefixed: list[VectorSource] = []
     for shard in shards:
         position = next((n for n, pattern in enumerate(patterns) if shard.path in matching_paths(pattern)), 0)
         prefix = sources[min(position, len(sources) - 1)].id_prefix

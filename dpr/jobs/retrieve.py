@@ -21,18 +21,15 @@ from dpr.embedding.source import PassageSource
 from dpr.evaluation.comparison import as_records, figures_of, rows_of
 from dpr.evaluation.evaluator import Evaluator, without_own_ids
 from dpr.evaluation.ranking_metrics import (
-    Qrels,
     format_table,
     shown_names,
     text_table,
-    values_of,
-    with_relevant,
 )
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged, write_qrels
 from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_results, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import Ranking, fuse_by_each
+from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.jobs.indexes import build_retriever, index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.backbones import local_model
@@ -57,8 +54,6 @@ from dpr.storage.outputs import output, require_writable
 logger = get_logger(__name__)
 
 WEIGHTS = tuple(step / 20 for step in range(21))
-_TUNED_AT_ONCE = 256
-"""Questions whose lists of all weights are held in memory."""
 TABLE = "results.md"
 
 
@@ -214,8 +209,7 @@ def weight_values(
     metric: str,
     passages: Mapping[str, Passage],
 ) -> dict[float, float]:
-    """``metric`` of the fused rankings for each weight of a linear hybrid, the same bits as by fusing and
-    evaluating each.
+    """``metric`` of the fused rankings for each weight of a linear hybrid.
 
     Args:
         passages: with their texts, where answers are matched.
@@ -227,23 +221,11 @@ def weight_values(
         raise ConfigError(
             f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
         )
-    ids = [question.id for question in evaluator.questions]
-    if evaluator.qrels is None or metric.startswith("answer_"):
-        found = [list({**dict(ours), **dict(theirs)}) for ours, theirs in zip(dense, lexical, strict=True)]
-        flags = evaluator.matched(found, passages)
-        pairs = zip(found, flags, strict=True)
-        grades: Qrels = {key: dict(zip(*pair, strict=True)) for key, pair in zip(ids, pairs, strict=True)}
-    else:
-        grades = with_relevant(evaluator.qrels)
-    name = metric.removeprefix("answer_")
-    values: dict[float, list[float]] = {weight: [] for weight in WEIGHTS}
-    for start in counted(range(0, len(ids), _TUNED_AT_ONCE), "choosing the weight", unit="questions"):
-        part = slice(start, start + _TUNED_AT_ONCE)
-        by_each = fuse_by_each(dense[part], lexical[part], weights=WEIGHTS, k=evaluator.num_docs)
-        for weight, fused in zip(WEIGHTS, by_each, strict=True):
-            run = dict(zip(ids[part], fused, strict=True))
-            values[weight] += [found[name] for found in values_of(run, grades, [name]).values()]
-    return {weight: sum(each) / max(len(each), 1) for weight, each in values.items()}
+    values = {}
+    for weight in counted(WEIGHTS, "choosing the weight", unit="weights"):
+        fused = fuse_linear(dense, lexical, weight=weight, k=evaluator.num_docs)
+        values[weight] = evaluator.evaluate(fused, passages).metrics[metric]
+    return values
 
 
 def _ids(rankings: Sequence[Ranking]) -> set[str]:

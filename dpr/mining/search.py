@@ -30,7 +30,7 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.indexer.registry import IndexChoice, IndexStore, Texts
 from dpr.indexer.settings import Bm25Settings
-from dpr.indexer.vectors import AllRows, paired_dots
+from dpr.indexer.vectors import paired_dots, take_rows
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import MANIFEST, describe_file, durable_folder
 
@@ -253,7 +253,7 @@ class DenseSearch:
     def use_vectors(self, shards: Sequence[VectorShard], device: torch.device | str = "cpu") -> None:
         """Searches these vectors."""
         self._index = ExactIndex(shards, device=device)
-        self._rows = AllRows(shards)
+        self._shards = shards
         # passages outside of the corpus are encoded as it was
         self._encoder_type = str(shards[0].metadata.get("encoder_type", "ctx"))
 
@@ -304,7 +304,7 @@ class DenseSearch:
         for start in range(0, len(order), _AT_ONCE):
             part = order[start : start + _AT_ONCE]
             distinct, columns = np.unique(rows[part], return_inverse=True)
-            scores[part] = paired_dots(questions, places[part], self._rows.take(distinct)[1], columns)
+            scores[part] = paired_dots(questions, places[part], take_rows(self._shards, distinct)[1], columns)
         return scores
 
 

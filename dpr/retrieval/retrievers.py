@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,12 +22,6 @@ from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 
 _LOOKED_AT = 1000  # questions
-
-
-class Retriever(Protocol):
-    def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
-        """Up to ``k`` passages for each question, best first."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +113,8 @@ def encode_questions(
 
 
 class DenseRetriever:
-    """A bi-encoder's question tower in front of an index of its passage vectors."""
+    """A bi-encoder's question tower in front of an index of its passage vectors. ``seconds``, spent in
+    ``tokenise`` and ``inference``, may be cleared by whoever reads them."""
 
     def __init__(
         self,
@@ -135,7 +129,6 @@ class DenseRetriever:
         self.form = (form or QuestionForm()).agreed(model.tensorizer.text)
         self.batch_size = batch_size
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Time spent in ``tokenise`` and ``inference``; whoever reads it may clear it."""
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
         """Question vectors (Q, D) float32, in the order given."""
@@ -144,16 +137,8 @@ class DenseRetriever:
         )
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
+        """Up to ``k`` passages for each question, best first."""
         return to_rankings(self.index.search(self.encode(questions), k))
-
-
-def warn_of_unknown_words(retriever: Any, questions: Sequence[str], source: str) -> None:
-    """Says where a model lacks many words of the questions, by the first ones; a lexical retriever lacks
-    none."""
-    dense = getattr(retriever, "dense", retriever)
-    if isinstance(dense, DenseRetriever):
-        tokens = question_batch(dense.model, questions[:_LOOKED_AT], dense.form).tokens
-        dense.model.tensorizer.check_known(tokens.numpy(), source, refuse=False)
 
 
 class LexicalRetriever:
@@ -161,6 +146,7 @@ class LexicalRetriever:
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         return to_rankings(self.index.search([normalize_question(question) for question in questions], k))
@@ -181,10 +167,12 @@ class Fusion:
 class HybridRetriever:
     """Asks both sides, fuses what they found."""
 
-    def __init__(self, dense: Retriever, lexical: Retriever, fusion: Fusion) -> None:
+    def __init__(self, dense: AnyRetriever, lexical: AnyRetriever, fusion: Fusion) -> None:
         self.dense = dense
         self.lexical = lexical
         self.fusion = fusion
+        self.index: Index = dense.index
+        self.seconds: defaultdict[str, float] = dense.seconds
 
     def retrieve_sides(self, questions: Sequence[str], k: int) -> tuple[list[Ranking], list[Ranking]]:
         """The rankings to be fused, dense and lexical."""
@@ -193,6 +181,18 @@ class HybridRetriever:
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         return self.fusion.fuse(*self.retrieve_sides(questions, k), k)
+
+
+AnyRetriever = DenseRetriever | LexicalRetriever | HybridRetriever
+
+
+def warn_of_unknown_words(retriever: AnyRetriever, questions: Sequence[str], source: str) -> None:
+    """Says where a model lacks many words of the questions, by the first ones; a lexical retriever lacks
+    none."""
+    dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
+    if isinstance(dense, DenseRetriever):
+        tokens = question_batch(dense.model, questions[:_LOOKED_AT], dense.form).tokens
+        dense.model.tensorizer.check_known(tokens.numpy(), source, refuse=False)
 
 
 def check_vectors_are_of(

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError, InputError
@@ -90,17 +90,9 @@ class SearchSettings:
             )
             raise InputError("; ".join(problems), file=file, hint=hint)
         try:
-            passages = [
-                _typed(PassageSource, item, f"passages[{index}].")
-                for index, item in enumerate(_list(value, "passages"))
-            ]
-            parts: dict[str, Any] = {"form": _typed(QuestionForm, value.get("form", {}), "form.")}
-            parts["text"] = _typed(GivenTextSettings, value.get("text", {}), "text.")
-            parts["text"].check("text.")
-            stored = _typed(cls, value | {"passages": passages} | parts, "")
+            stored = _typed(cls, value, "")
+            stored.text.check("text.")
             check_type("indexer.kind", stored.indexer.get("kind"), str)
-            for key in ("encoded_ctx_files", "fingerprints"):
-                _list({key: getattr(stored, key)}, key, str)
             return stored._with_paths(lambda path: os.path.abspath(folder / path))
         except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
             raise InputError(f"not search settings: {error}", file=file, hint=retired.FILES) from None
@@ -118,56 +110,64 @@ class SearchSettings:
                 found = f"the passages {source.file} are outside of the folder, and not those that it states"
                 hint = f"if they are what you want to search, name them: corpus={source.file} (--corpus)"
                 raise InputError(found, file=folder / FILE, hint=hint)
-        built: dict[str, Any] = {}
-        for key in ("index_path", "bm25_index_path"):
-            index = getattr(self, key)
-            if (
-                index is not None
-                and not leads_inside(folder, Path(index))
-                and not Path(index, MANIFEST).is_file()
-            ):
-                logger.warning(
-                    "%s names an index outside of the folder that is not there; it is built in memory: %s",
-                    folder / FILE,
-                    index,
-                )
-                built[key] = None
-        return replace(self, **built)
+
+        def readable(index: str | None) -> str | None:
+            if index is None or leads_inside(folder, Path(index)) or Path(index, MANIFEST).is_file():
+                return index
+            logger.warning(
+                "%s names an index outside of the folder that is not there; it is built in memory: %s",
+                folder / FILE,
+                index,
+            )
+            return None
+
+        return replace(
+            self, index_path=readable(self.index_path), bm25_index_path=readable(self.bm25_index_path)
+        )
 
     def _with_paths(self, convert: Callable[[str], str]) -> SearchSettings:
         def optional(path: str | None) -> str | None:
             return None if path is None else convert(path)
 
-        changed: dict[str, Any] = {
-            "model_file": optional(self.model_file),
-            "index_path": optional(self.index_path),
-            "bm25_index_path": optional(self.bm25_index_path),
-            "encoded_ctx_files": [convert(pattern) for pattern in self.encoded_ctx_files],
-            "passages": [replace(source, file=Path(convert(str(source.file)))) for source in self.passages],
-        }
-        return replace(self, **changed)
-
-
-def _list(value: dict[str, Any], key: str, kind: type = object) -> list[Any]:
-    items = value.get(key, [])
-    if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
-        raise ConfigError(f"{key}={items!r} is not a list" + (" of texts" if kind is str else ""))
-    return items
+        return replace(
+            self,
+            model_file=optional(self.model_file),
+            index_path=optional(self.index_path),
+            bm25_index_path=optional(self.bm25_index_path),
+            encoded_ctx_files=[convert(pattern) for pattern in self.encoded_ctx_files],
+            passages=[replace(source, file=Path(convert(str(source.file)))) for source in self.passages],
+        )
 
 
 def _typed(made: type[Made], value: Any, key: str) -> Made:
-    """An object of a dataclass, its fields compared with their types."""
+    """An object of a dataclass, its fields compared with their types; those that there are no more are
+    ignored."""
     hints = get_type_hints(made)
     if not isinstance(value, dict):
         raise ConfigError(f"{key.rstrip('.') or 'the file'} is not an object of {', '.join(hints)}")
-    value = {name: item for name, item in value.items() if name in hints}
-    for name, item in value.items():
-        check_type(key + name, item, str if hints[name] is Path else hints[name])
-        is_of_file = made is PassageSource and name in ("file", "name") and _is_name(item)
-        if isinstance(item, str) and ("\0" in item or (has_lone_surrogate(item) and not is_of_file)):
-            raise ConfigError(f"{key}{name}={item!r} is not a text")
-    paths = {name: Path(item) for name, item in value.items() if hints[name] is Path}
-    return made(**value | paths)
+    typed: dict[str, Any] = {}
+    for name, hint in hints.items():
+        if name not in value:
+            continue
+        where = key + name
+        if get_origin(hint) is list:
+            check_type(where, value[name], hint)
+            (kind,) = get_args(hint)
+            typed[name] = [_part(kind, item, f"{where}[{n}]") for n, item in enumerate(value[name])]
+        else:
+            typed[name] = _part(hint, value[name], where)
+    return made(**typed)
+
+
+def _part(kind: Any, value: Any, key: str) -> Any:
+    """The value of a field, or an item of its list."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _typed(kind, value, f"{key}.")
+    check_type(key, value, str if kind is Path else kind)
+    is_of_file = key.endswith(("].file", "].name")) and _is_name(value)
+    if isinstance(value, str) and ("\0" in value or (has_lone_surrogate(value) and not is_of_file)):
+        raise ConfigError(f"{key}={value!r} is not a text")
+    return Path(value) if kind is Path else value
 
 
 def _is_name(text: str) -> bool:

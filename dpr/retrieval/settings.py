@@ -192,11 +192,7 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
         if self.ctx_datatsets is not None and self.ctx_datasets is not None:
             raise ConfigError("ctx_datatsets and ctx_datasets are the same setting; give one of them")
         kind = self.indexer.kind
-        if kind == "bm25":
-            if self.hybrid != "none":
-                message = f"indexer=bm25 and hybrid={self.hybrid} are mutually exclusive"
-                raise ConfigError(f"{message}; hybrid adds BM25 to a dense indexer, e.g. indexer=exact")
-        elif kind in KINDS:  # a user-defined class says itself what it reads
+        if kind in KINDS and kind != "bm25":  # a user-defined class says itself what it reads
             if not self.model_file:
                 raise ConfigError(
                     "model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25"
@@ -205,7 +201,7 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )
-        needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or self.out_file
+        needs_texts = kind == "bm25" or self.hybrid != "none" or self.out_file
         if needs_texts and not self.passage_names():
             message = "BM25, hybrid and out_file need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")

@@ -26,7 +26,7 @@ from dpr.jobs.search import StoredCorpus
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, QuestionForm, question_batch
+from dpr.retrieval.retrievers import DenseRetriever, QuestionForm, question_batch
 from dpr.retrieval.search_folder import FILE as SEARCH_FILE
 from dpr.retriever import Retriever
 from dpr.serving.settings import ServeSettings
@@ -132,8 +132,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         model = dense.model if isinstance(dense, DenseRetriever) else None
         form = dense.form if isinstance(dense, DenseRetriever) else QuestionForm()
         for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):
-            side = retriever.side(mode)
-            index: Any = getattr(side.dense if isinstance(side, HybridRetriever) else side, "index", None)
+            index = retriever.side(mode).index
             described = {
                 "name": name if mode == retriever.mode else f"{name}:{mode}",
                 "mode": mode,

@@ -53,12 +53,10 @@ def _import_everything() -> None:
     import torch
 
     import dpr.jobs.train  # noqa: F401
-    from dpr.evaluation.report import versions
     from dpr.training.metrics import matrix_peak
 
     torch.set_num_threads(1)
-    versions()  # this and the next are found out once in a process
-    matrix_peak(torch.device("cpu"), torch.float32)
+    matrix_peak(torch.device("cpu"), torch.float32)  # found out once in a process
     gc.collect()
     gc.freeze()
 

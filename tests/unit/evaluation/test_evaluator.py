@@ -173,7 +173,7 @@ def test_one_entry_is_all_that_a_new_metric_needs(
 ) -> None:
     """Files, tables, tests, training: the share of the first k that is relevant."""
 
-    def precision(grades: Sequence[int], relevant: Sequence[int], k: int) -> float:
+    def precision(grades: Sequence[int], k: int) -> float:
         return sum(grade > 0 for grade in grades[:k]) / k
 
     entry = Metric("precision", precision, "P@{k}", cutoffs=(1, 2, 10))

@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.reading import Retrieval, Training, cut, flatten, printable
-from dpr.evaluation.report import Report, build_page, curves_svg, write_report
+from dpr.evaluation.report import build_page, curves_svg, write_report
 from dpr.evaluation.significance import estimate
 from dpr.formats.results import MetricsFile, PerQuestion, write_metrics
 from dpr.storage.durable import append_jsonl, write_json
@@ -140,7 +140,7 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path, text: str) -
         Retrieval(text, MetricsFile(text, 1, metrics, stored)),
         Retrieval("x", MetricsFile(text, 1, {}, {})),
     ]
-    page = build_page(Report(text, training, retrievals, {text: text}))
+    page = build_page(text, training, retrievals, notes=[text])
     found = elements(page)
     page.encode("utf-8")
     assert not [element for element in found if element.tag in ("script", "img", "base", "link")]

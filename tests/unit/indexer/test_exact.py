@@ -17,15 +17,6 @@ from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
 from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
 
 
-@pytest.fixture(autouse=True, params=["float32", "bfloat16"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every promise is kept whichever products name the candidates, on any processor and for few
-    questions."""
-    monkeypatch.setattr(exact, "bfloat16_is_faster", lambda: request.param == "bfloat16")
-    monkeypatch.setattr(exact, "_MANY_QUERIES", 1)
-    return str(request.param)
-
-
 def slow_top_k(ids: list[str], vectors: np.ndarray, query: np.ndarray, k: int) -> list[tuple[str, float]]:
     scores = [
         float(np.float32(np.sum(query.astype(np.float64) * vector.astype(np.float64)))) for vector in vectors
@@ -97,7 +88,7 @@ def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path)
     )
 
 
-def test_query_tiles_and_shards_do_not_change_the_result() -> None:
+def test_query_tiles_and_shards_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     ids, vectors = corpus_with_ties(rng, 90, 16)
     queries = rng.standard_normal((11, 16)).astype(np.float32)
@@ -105,7 +96,8 @@ def test_query_tiles_and_shards_do_not_change_the_result() -> None:
     parts = [
         ArraySource(encode_ids(ids[start : start + 40]), vectors[start : start + 40]) for start in (80, 0, 40)
     ]
-    split = ExactIndex(parts, block_rows=13, query_rows=4).search(queries, 20)
+    monkeypatch.setattr(exact, "_TILE_ROWS", 4)
+    split = ExactIndex(parts, block_rows=13).search(queries, 20)
     assert split[1] == whole[1]
     assert split[0].tobytes() == whole[0].tobytes()
 
@@ -117,13 +109,12 @@ def test_query_tiles_and_shards_do_not_change_the_result() -> None:
 def test_what_a_gpu_does_finds_the_same_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, num_vectors: int, num_queries: int, k: int, seed: int
 ) -> None:
-    """Whole blocks instead of cells, places found by torch instead of numpy, and factors that may be
-    rounded."""
+    """Places found by torch instead of numpy, and factors that may be rounded."""
     rng = np.random.default_rng(seed)
     ids, vectors = corpus_with_ties(rng, num_vectors, 24)
     queries = rng.standard_normal((num_queries, 24)).astype(np.float32)
     expected = ExactIndex.from_arrays(ids, vectors).search(queries, k)
-    monkeypatch.setattr(exact, "is_cpu", lambda device: False)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     monkeypatch.setattr(exact, "may_round_factors", lambda: seed == 0)
     # its memory is elsewhere
     monkeypatch.setattr(torch.Tensor, "numpy", lambda self, real=torch.Tensor.numpy: real(self.clone()))
@@ -197,7 +188,7 @@ def test_not_a_number_is_refused_in_passages_and_queries() -> None:
     vectors[1, 0] = np.nan
     with pytest.raises(InputError, match="'bad'"):
         ExactIndex.from_arrays(["x", "bad", "y"], vectors).search(np.ones((1, 2)), 1)
-    with pytest.raises(InputError, match="row 1"):
+    with pytest.raises(InputError, match="question 1"):
         ExactIndex.from_arrays(["x"], np.ones((1, 2), dtype=np.float32)).search(
             np.array([[1.0, 2.0], [np.inf, 0.0]]), 1
         )

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import Texts
 from dpr.jobs.search import StoredCorpus
 from dpr.retrieval.hits import Hits, Place
-from dpr.retrieval.retrievers import Fusion, HybridRetriever
+from dpr.retrieval.retrievers import Fusion, HybridRetriever, LexicalRetriever
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.tiny import sentence
 from tests.unit.retrieval.conftest import World, searchable
@@ -62,10 +64,11 @@ def test_a_list_of_questions_gives_a_list_and_an_empty_question_nothing(
         np.testing.assert_allclose([hit.score for hit in hits], [hit.score for hit in alone], rtol=1e-5)
 
 
-class Fixed:
+class Fixed(LexicalRetriever):
     """A side that knows its answer."""
 
     def __init__(self, *ranking: tuple[str, float]) -> None:
+        super().__init__(Bm25Index.build(Texts(["a"], ["ka"])))
         self.ranking = list(ranking)
 
     def retrieve(self, questions: list[str], k: int) -> list[list[tuple[str, float]]]:
