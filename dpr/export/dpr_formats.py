@@ -17,8 +17,7 @@ import torch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted
 from dpr.core.machine import no_downloads
-from dpr.core.records import Passage
-from dpr.export.folders import Format, in_order
+from dpr.export.folders import Format
 from dpr.export.tower_files import refuse, refuse_unknown_vectors, sides, write_tower
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
@@ -208,21 +207,18 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         model: Any = getattr(transformers, _CLASSES[name]).from_pretrained(str(folder / name)).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder / name))
 
-    @torch.no_grad()
-    def vectors(*texts: list[str]) -> np.ndarray:
-        parts = []
-        for start in range(0, len(texts[0]), _BATCH):
+    texts = [list(items)]
+    if side == "ctx":
+        texts = [[passage.text for passage in items]]
+        if items[0].title:
+            texts.insert(0, [passage.title for passage in items])
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(items), _BATCH):
             some = [listed[start : start + _BATCH] for listed in texts]
             tokens = tokenizer(*some, padding=True, truncation="longest_first", return_tensors="pt")
             parts.append(model(**tokens).pooler_output)
-        return np.asarray(torch.cat(parts), np.float32)
-
-    def of_passages(passages: list[Passage]) -> np.ndarray:
-        titles = [passage.title for passage in passages]
-        texts = [passage.text for passage in passages]
-        return vectors(titles, texts) if titles[0] else vectors(texts)
-
-    return vectors(list(items)) if side == "question" else in_order(items, of_passages)
+    return np.asarray(torch.cat(parts), np.float32)
 
 
 def usage(model: BiEncoder) -> str:
@@ -239,4 +235,4 @@ scores = questions @ ctx_encoder(**tokens).pooler_output.T
 """
 
 
-FORMAT = Format(write, encode, usage, library="transformers", install="transformers")
+FORMAT = Format(write, encode, usage, library="transformers")

@@ -21,7 +21,8 @@ from dpr.core.records import Passage
 from dpr.core.version import __version__
 from dpr.data.tensorizer import Tensorizer
 from dpr.export.settings import MODEL_FORMATS
-from dpr.export.tower_files import merged, weights_tokens, without_bars
+from dpr.export.tower_files import merged, weights_tokens
+from dpr.models.backbones import quiet_loading
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import output
@@ -190,13 +191,11 @@ class Format:
     say. ``source`` is the model's name in messages; ``model`` has no adapters any more."""
     encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
     """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or
-    passages (ctx, ``Passage``), by the other library alone."""
+    passages (ctx, ``Passage``, all with a title or all without), by the other library alone."""
     usage: Callable[[BiEncoder], str]
     """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
     library: str
-    """The package that ``encode`` imports."""
-    install: str
-    """What pip installs for it."""
+    """The package that ``encode`` needs, as pip knows it."""
     bar: float = 1e-5
     """The largest difference of a number of a vector, in units of the vectors' largest number if that is
     above 1."""
@@ -234,12 +233,11 @@ def export_folder(
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
             checked = ""
-            with without_bars():
+            with quiet_loading():
                 found = check(whole, folder, form, source)
             if found is not None:
-                library = form.library.replace("_", "-")
                 checked = (
-                    f"checked by {library} {version_of(library)}: {found.texts} texts, vectors differ by at most"
+                    f"checked by {form.library} {found.version}: {found.texts} texts, vectors differ by at most"
                     f" {found.largest:.1e}"
                 )
             card = model_card(whole, metadata, to=name, usage=form.usage(whole), checked=checked)
@@ -250,10 +248,12 @@ def export_folder(
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector, in the format's units, and the number of texts."""
+    """The largest difference of a number of a vector, in the format's units, the number of texts, and the
+    version of the other library."""
 
     largest: float
     texts: int
+    version: str
 
 
 class Texts(NamedTuple):
@@ -298,28 +298,30 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference
     Raises:
         InputError: a vector differs by more than the format allows.
     """
-    version = version_of(form.library.replace("_", "-"))
+    library = form.library
+    version = version_of(library)
     if version is None:
-        logger.warning("not checked, since %s is not installed: pip install %s", form.library, form.install)
+        logger.warning("not checked, since %s is not installed: pip install %s", library, library)
         return None
     questions, passages = edge_cases(model.tensorizer)
-    sides = (
-        ("question", questions, model.encode_questions(questions)),
-        ("ctx", passages, model.encode_passages(passages)),
-    )
+    untitled = [passage for passage in passages if not passage.title]
+    titled = [passage for passage in passages if passage.title]
+    sides: tuple[tuple[str, Sequence[Any]], ...]
+    sides = (("question", questions), ("ctx", untitled), ("ctx", titled))
     worst = 0.0
-    for side, texts, expected in sides:
+    for side, texts in sides:
+        expected = model.encode_questions(texts) if side == "question" else model.encode_passages(texts)
         try:
             found = form.encode(folder, side, texts)
         except DprError:
             raise
         except Exception as error:  # another library raises anything
-            what = (
-                f"{form.library} {version} cannot use what was written ({type(error).__name__}:"
-                f" {first_line(error)}); nothing was kept"
-            )
-            hint = f"another version may: pip install -U {form.install}"
-            raise InputError(what, file=name, hint=hint) from error
+            raise InputError(
+                f"{library} {version} cannot use what was written ({type(error).__name__}:"
+                f" {first_line(error)}); nothing was kept",
+                file=name,
+                hint=f"another version may: pip install -U {library}",
+            ) from error
         largest = float("inf")
         row = 0
         if found.shape == expected.shape and np.isfinite(found).all():
@@ -329,20 +331,12 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference
         if largest > form.bar:
             text: Any = texts[row]
             shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else text
-            shown = repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
             kind = "question" if side == "question" else "passage"
-            where = f"the vector of the {kind} {shown} differs by {largest:.2g} in {form.library} {version}"
-            raise InputError(f"{where}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
+            raise InputError(
+                f"the vector of the {kind} {shown[:60]!r} differs by {largest:.2g} in {library} {version};"
+                " nothing was kept",
+                file=name,
+                expected=f"at most {form.bar:g}",
+            )
         worst = max(worst, largest)
-    return Difference(worst, len(questions) + len(passages))
-
-
-def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.ndarray]) -> np.ndarray:
-    """Vectors of passages in their order; ``encode`` gets those without a title, then the others."""
-    untitled = [row for row, passage in enumerate(passages) if not passage.title]
-    titled = [row for row, passage in enumerate(passages) if passage.title]
-    parts = [(rows, encode([passages[row] for row in rows])) for rows in (untitled, titled) if rows]
-    vectors = np.empty((len(passages), parts[0][1].shape[1]), np.float32)
-    for rows, found in parts:
-        vectors[rows] = found
-    return vectors
+    return Difference(worst, len(questions) + len(passages), version)

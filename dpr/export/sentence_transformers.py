@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from dpr.core.machine import no_downloads, require, version_of
-from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented
-from dpr.export.folders import Format, in_order
+from dpr.export.folders import Format
 from dpr.export.tower_files import (
     Side,
     refuse,
@@ -211,17 +210,15 @@ def _loaded(folder: Path) -> Any:
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     """Vectors by the library alone; passages as its users give them."""
     model = _loaded(folder)
-    text = TextSettings(**own_text(folder))
-    options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
-
-    def of_passages(passages: list[Passage]) -> np.ndarray:
-        shown = [presented(passage, text) for passage in passages]
-        given = [(part.title, part.text) if part.title else part.text for part in shown]
-        return np.asarray(model.encode_document(given, **options), np.float32)
-
     if side == "question":
-        return np.asarray(model.encode_query(list(items), **options), np.float32)
-    return in_order(items, of_passages)
+        encoder = model.encode_query
+        given: list[Any] = list(items)
+    else:
+        encoder = model.encode_document
+        text = TextSettings(**own_text(folder))
+        shown = [presented(passage, text) for passage in items]
+        given = [(part.title, part.text) if part.title else part.text for part in shown]
+    return np.asarray(encoder(given, batch_size=_BATCH, show_progress_bar=False), np.float32)
 
 
 def usage(model: BiEncoder) -> str:
@@ -240,4 +237,4 @@ scores = model.similarity(questions, passages)
 """
 
 
-FORMAT = Format(write, encode, usage, library="sentence_transformers", install="sentence-transformers")
+FORMAT = Format(write, encode, usage, library="sentence-transformers")

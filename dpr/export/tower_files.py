@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from dpr.core.errors import InputError
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.formats import checkpoints
+from dpr.models.backbones import quiet_loading
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.foreign_towers import CTX, QUESTION
@@ -125,24 +125,10 @@ def write_tower(
                 weights[name] = torch.zeros(tensor.shape)
     folder = target / side.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with without_bars():
+    with quiet_loading():
         backbone.save_pretrained(str(folder), state_dict=weights)
     write_tokenizer(model.tensorizer, side, target, **tokenizer_config)
     return backbone
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """A block in which transformers shows no progress of reading and writing weights."""
-    from transformers.utils import logging
-
-    has_bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if has_bar:
-            logging.enable_progress_bar()
 
 
 def standard_backbone(tower: Encoder, longest: int) -> Any:

@@ -14,7 +14,6 @@ from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
 from dpr.mining import negatives, scoring
-from dpr.mining.blocks import PairScorer
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
@@ -85,7 +84,7 @@ def run_score(config: ScoreCommand) -> None:
     print(f"{out}: {audit['counts']['passages with a score']:,} scores")
 
 
-def _opened(config: MineCommand | ScoreCommand) -> tuple[Path, Path | None, PairScorer | None]:
+def _opened(config: MineCommand | ScoreCommand) -> tuple[Path, Path | None, CrossEncoder | None]:
     """What is written and the corpus, both looked at before the data are read, and the cross-encoder."""
     out = Path(str(config.out))
     require_writable(out)

@@ -18,15 +18,14 @@ from dpr.evaluation.answer_match import has_answer
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.ranking import Ranking
-from dpr.mining.blocks import BlockJob, PairScorer, Record, quantile_lines, run_job
+from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
 from dpr.mining.scoring import as_written, scored_by
 from dpr.mining.search import LexicalSearch, Query, Search
 from dpr.mining.settings import MiningSettings
+from dpr.models.cross_encoder import CrossEncoder
 
 logger = get_logger(__name__)
 
-VETO = 0.5
-"""Probability of being relevant from which a cross-encoder leaves a passage out."""
 _KNOWN = "known positive"
 _COUNTED = (
     "questions",
@@ -51,7 +50,7 @@ class Candidate:
     score: float
     rank: int
     log_odds: float | None = None
-    """What the cross-encoder finds (``PairScorer``)."""
+    """What the cross-encoder finds."""
 
     @property
     def cross_encoder_score(self) -> float | None:
@@ -145,16 +144,16 @@ def _resembles(words: frozenset[str], others: Sequence[frozenset[str]]) -> bool:
     return False
 
 
-def veto(mined: Sequence[tuple[str, Mined]], scorer: PairScorer, most: int) -> None:
+def veto(mined: Sequence[tuple[str, Mined]], scorer: CrossEncoder, most: int) -> None:
     """Asks the cross-encoder about all negatives of many questions at once, leaves out those that it takes to be
-    relevant, and keeps ``most`` of the others."""
+    relevant (a probability of 0.5 or more), and keeps ``most`` of the others."""
     pairs = [(question, negative.passage) for question, one in mined for negative in one.negatives]
     scores = iter(scorer.log_odds(pairs))
     for _, one in mined:
         kept = []
         for negative in one.negatives:
-            negative.log_odds = next(scores)
-            if (negative.cross_encoder_score or 0.0) >= VETO:
+            negative.log_odds = log_odds = next(scores)
+            if log_odds >= 0:
                 one.left_out["vetoed by the cross-encoder"] += 1
             else:
                 kept.append(negative)
@@ -167,7 +166,7 @@ def mine(
     settings: MiningSettings,
     *,
     search: Search | None = None,
-    scorer: PairScorer | None = None,
+    scorer: CrossEncoder | None = None,
     corpus: Path | None = None,
     keep_within: int = 0,
     processes: int = 1,

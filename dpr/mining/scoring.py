@@ -15,8 +15,9 @@ from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.ranking import fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.mining.blocks import BlockJob, PairScorer, Record, quantile_lines, run_job
+from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
 from dpr.mining.search import Query, Search
+from dpr.models.cross_encoder import CrossEncoder
 
 logger = get_logger(__name__)
 
@@ -44,7 +45,7 @@ def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) 
     return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
 
 
-def scored_by(scorer: PairScorer, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """The samples with the cross-encoder's log-odds of all their passages."""
     pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
     scores = iter(scorer.log_odds(pairs))
@@ -60,7 +61,7 @@ def score_passages(
     train: TrainingSet,
     out: Path,
     *,
-    scorer: PairScorer | None = None,
+    scorer: CrossEncoder | None = None,
     searches: Sequence[Search] = (),
     weight: float = DEFAULT_WEIGHT,
     corpus: Path | None = None,

@@ -187,7 +187,7 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
     if folder.is_dir() and (shapes := weight_shapes(folder)):
         refuse_impossible_sizes(config, shapes, folder / CONFIG)
     try:
-        with reading(source), _quiet_loading(), _without_adapters():
+        with reading(source), quiet_loading(), _without_adapters():
             model, info = model_class.from_pretrained(
                 str(source),
                 config=config,
@@ -279,7 +279,7 @@ def _without_adapters() -> Iterator[None]:
 
 @overlapping
 @contextmanager
-def _quiet_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """A block in which transformers reports only errors, and has a progress bar on the main rank's terminal alone.
 
     Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still

@@ -90,7 +90,7 @@ def test_without_the_library_the_folder_is_written_unchecked(
     monkeypatch.setattr("dpr.export.folders.version_of", lambda package: None)
     export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "sentence-transformers", source="model")
     assert (
-        "not checked, since sentence_transformers is not installed: pip install sentence-transformers"
+        "not checked, since sentence-transformers is not installed: pip install sentence-transformers"
         in caplog.text
     )
     assert (tmp_path / "out" / "modules.json").is_file()
