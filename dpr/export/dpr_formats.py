@@ -18,7 +18,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted
 from dpr.core.machine import no_downloads
 from dpr.export.folders import Format
-from dpr.export.tower_files import refuse, refuse_unknown_vectors, sides, write_tower
+from dpr.export.tower_files import only_here, refuse, sides, write_tower
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
@@ -44,6 +44,14 @@ def _unlike_dpr(model: BiEncoder) -> dict[str, bool]:
     }
 
 
+def _other_texts(model: BiEncoder) -> dict[str, bool]:
+    """What is done to texts before they are encoded, and DPR did not."""
+    return {
+        "it puts prompts before texts": model.tensorizer.text.has_prompts,
+        "it joins title and text by a template": bool(model.settings.title_template),
+    }
+
+
 def export_dpr_file(
     model: BiEncoder,
     target: Path,
@@ -65,24 +73,21 @@ def export_dpr_file(
     settings = model.settings
     config = model.question_model.config
     refuse(_unlike_dpr(model), source, expected=_EXPECTED)
-    differing = {
+    differing = _other_texts(model) | {
         "it was trained without the [SEP] that the original puts at the end of every window": (
             not settings.dpr_trailing_sep
         ),
         f"its questions end at {settings.question_length} tokens": (
             settings.question_length not in (0, settings.sequence_length)
         ),
-        "it puts prompts before texts": model.tensorizer.text.has_prompts,
-        "it joins title and text by a template": bool(settings.title_template),
         "it keeps typographic apostrophes": not settings.plain_apostrophes,
     }
     if not allow_other_vectors and (found := [what for what, is_so in differing.items() if is_so]):
-        hint = (
-            "allow_other_vectors=true writes the file anyway; models trained with"
-            " encoder.dpr_trailing_sep=true are the same there"
-        )
         raise InputError(
-            f"the original would give other vectors: {' and '.join(found)}", file=source, hint=hint
+            f"the original would give other vectors: {' and '.join(found)}",
+            file=source,
+            hint="allow_other_vectors=true writes the file anyway; models trained with"
+            " encoder.dpr_trailing_sep=true are the same there",
         )
     name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
     if not name:
@@ -166,14 +171,9 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     Raises:
         InputError: the classes know no such model.
     """
-    refuse_unknown_vectors(model, source)
-    settings = model.settings
-    problems = _unlike_dpr(model) | {
-        "it puts prompts before texts": model.tensorizer.text.has_prompts,
-        "it joins title and text by a template": bool(settings.title_template),
-        "vectors are cut": bool(settings.dimensions) and model.question_model.encode_proj is None,
-    }
-    refuse(problems, source, expected=_EXPECTED, hint="to=sentence-transformers can say more")
+    is_cut = bool(model.settings.dimensions) and model.question_model.encode_proj is None
+    problems = _unlike_dpr(model) | only_here(model) | _other_texts(model) | {"vectors are cut": is_cut}
+    refuse(problems, source, expected=_EXPECTED)
     import transformers
 
     known = vars(transformers.DPRConfig()).keys() - {"model_type", "architectures"}

@@ -26,12 +26,15 @@ from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
 from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder
 
-_FILLERS = ("pad_token", "eos_token", "bos_token", "unk_token", "cls_token", "sep_token")
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_SPECIAL = ("eos_token", "bos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def refuse(
-    problems: dict[str, bool], source: str, *, expected: str | None = None, hint: str | None = None
+    problems: dict[str, bool],
+    source: str,
+    *,
+    expected: str | None = None,
+    hint: str = "to=onnx can say more, and to=model writes it for this toolkit",
 ) -> None:
     """Raises InputError that names the reasons which hold."""
     if reasons := [reason for reason, holds in problems.items() if holds]:
@@ -43,18 +46,13 @@ def refuse(
         )
 
 
-def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
-    """InputError where vectors are made in a way that no library but this one knows."""
+def only_here(model: BiEncoder) -> dict[str, bool]:
+    """Ways to make vectors that no library but this one knows, and whether the model has them."""
     settings = model.settings
-    problems = {
+    return {
         f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
         "it reads the original's [SEP] at the end of the window": settings.dpr_trailing_sep,
     }
-    refuse(
-        problems,
-        source,
-        hint="to=model writes it for this toolkit, and to=onnx for onnxruntime where that can say it",
-    )
 
 
 def weights_tokens(model: BiEncoder) -> bool:
@@ -80,7 +78,7 @@ def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
     else:
         prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
         problem = "its prompts have typographic apostrophes, and those of questions become plain"
-        refuse({problem: any(mark in prompt for prompt in prompts)}, source)
+        refuse({problem: mark in "".join(prompts)}, source)
 
 
 class Side(NamedTuple):
@@ -142,14 +140,15 @@ def standard_backbone(tower: Encoder, longest: int) -> Any:
     if not is_static(tower.backbone):
         return tower.backbone
     rows = static_rows(tower)
-    sizes: dict[str, Any] = {
-        "vocab_size": len(rows),
-        "n_embd": rows.shape[1],
-        "n_positions": longest,
-        "n_layer": 0,
-        "n_head": 1,
-    }
-    backbone = OpenAIGPTModel(OpenAIGPTConfig(**sizes, pad_token_id=tower.config.pad_token_id))
+    config = OpenAIGPTConfig(
+        vocab_size=len(rows),
+        n_embd=rows.shape[1],
+        n_positions=longest,
+        n_layer=0,
+        n_head=1,
+        pad_token_id=tower.config.pad_token_id,
+    )
+    backbone = OpenAIGPTModel(config)
     backbone.load_state_dict(
         {"tokens_embed.weight": rows, "positions_embed.weight": torch.zeros(longest, rows.shape[1])}
     )
@@ -166,11 +165,9 @@ def static_rows(tower: Encoder) -> Tensor:
     """The table (V, D) of a static encoder, whose mean over the tokens of a text is its vector before the
     projection."""
     rows: Tensor = tower.backbone.get_input_embeddings().weight.detach().cpu().float()
-    return (
-        rows * tower.pooling.token_weights.detach().cpu()[:, None]
-        if isinstance(tower.pooling, IdfPooling)
-        else rows
-    )
+    if isinstance(tower.pooling, IdfPooling):
+        rows = rows * tower.pooling.token_weights.detach().cpu()[:, None]
+    return rows
 
 
 def write_tokenizer(
@@ -185,15 +182,15 @@ def write_tokenizer(
     tokenizer = tensorizer.tokenizer
     folder = target / side.folder
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["padding"], state["truncation"] = None, None
+    state["padding"] = None
+    state["truncation"] = None
     if side.plain_apostrophes:
         plain = {"type": "Replace", "pattern": {"String": TYPOGRAPHIC_APOSTROPHE}, "content": "'"}
         own = [state["normalizer"]] if state.get("normalizer") else []
         state["normalizer"] = {"type": "Sequence", "normalizers": [plain, *own]}
     if truncated:
-        direction = tokenizer.truncation_side.capitalize()
         state["truncation"] = {
-            "direction": direction,
+            "direction": tokenizer.truncation_side.capitalize(),
             "max_length": side.longest,
             "strategy": "LongestFirst",
             "stride": 0,
@@ -201,7 +198,7 @@ def write_tokenizer(
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints.write_json_file(folder, "tokenizer.json", state)
     special = {name: str(token) for name in _SPECIAL if (token := getattr(tokenizer, name)) is not None}
-    filler = next((token for name in _FILLERS if (token := getattr(tokenizer, name)) is not None), None)
+    filler = tokenizer.pad_token or next(iter(special.values()), None)
     if filler is None:
         raise InputError(
             "its tokenizer has no special token to fill batches up with",

@@ -60,6 +60,13 @@ def read_object(file: Path) -> dict[str, Any]:
     return found
 
 
+def require_plain(stated: Mapping[str, Any], plain: Mapping[str, Any], file: Path, expected: str) -> None:
+    """CheckpointError where one of these settings is stated and is not the ``plain`` one."""
+    for name, value in plain.items():
+        if stated.get(name) and stated[name] != value:
+            raise CheckpointError(f"{name} is {describe(stated[name])}", file=file, expected=expected)
+
+
 def local_model(name: str | Path) -> Path:
     """The file or folder of a model that a person named; of a name that is none here, the snapshot of the
     hub's model, fetched or in the cache, without pickles and code. A name without a slash is tried among
@@ -145,9 +152,7 @@ def read_config(source: str | Path) -> Any:
     except InputError:
         raise
     except Exception as error:  # transformers checks some values and fails on others
-        is_missing = (
-            str(source).startswith((".", "/")) or str(source).count("/") > 1
-        ) and not folder.exists()
+        is_missing = not folder.exists() and not _HUB_NAME.fullmatch(str(source))
         reason = "there is no such folder" if is_missing else first_line(error)
         raise InputError(f"no model config could be loaded ({reason})", file=file, hint=HINT) from error
     refuse_impossible_sizes(config, {}, file)
@@ -197,23 +202,18 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
                 **options,
             )
     except Exception as error:
-        if (
-            type(error).__name__ == "UnpicklingError"
-        ):  # torch's words would be advice to run whatever the file holds
-            found = (
-                "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader"
-                " refuses"
-            )
-            hint = "save the model as safetensors, with save_pretrained of a recent transformers"
-            raise InputError(found, file=source, hint=hint) from error
-        raise InputError(f"the weights could not be loaded ({first_line(error)})", file=source) from error
+        reason = first_line(error)
+        if type(error).__name__ == "UnpicklingError":  # torch's words advise to run whatever the file holds
+            reason = "a damaged pickle, or one of more than tensors; save the model as safetensors"
+        raise InputError(f"the weights could not be loaded ({reason})", file=source) from error
     missing = sorted(info["missing_keys"])
     if missing or info.get("mismatched_keys"):
-        found = (
+        raise InputError(
             f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first:"
-            f" {', '.join(missing[:3])})"
+            f" {', '.join(missing[:3])})",
+            file=source,
+            expected="a file with all weights of that model",
         )
-        raise InputError(found, file=source, expected="a file with all weights of that model")
     return model
 
 
@@ -228,18 +228,18 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             with safe_open(str(file), "pt") as opened:
                 parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dictionary)
                 shapes |= {name: tuple(part.get_shape()) for name, part in parts.items()}
-                kinds = {
-                    str(part.get_dtype())
-                    for name, part in parts.items()
-                    if name.endswith((".weight", ".bias"))
-                }
+                decides = (name for name in parts if name.endswith((".weight", ".bias")))
+                kinds = {str(parts[name].get_dtype()) for name in decides}
         except (OSError, SafetensorError) as error:
             raise InputError(
                 f"cannot be read ({first_line(error)})", file=file, expected="a safetensors file"
             ) from error
         if other := kinds - {"F64", "F32", "F16", "BF16"}:
-            expected = "F32, F16, BF16 or F64; quantised models are not read"
-            raise InputError(f"holds weights of type {min(other)}", file=file, expected=expected)
+            raise InputError(
+                f"holds weights of type {min(other)}",
+                file=file,
+                expected="F32, F16, BF16 or F64; quantised models are not read",
+            )
     return shapes
 
 
@@ -248,12 +248,11 @@ def check_safetensors(folder: Path) -> None:
     ``check_files``."""
     check_files(folder)
     if not any(folder.glob("*.safetensors")):
-        found = "has no model.safetensors" + (
-            "; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else ""
-        )
-        raise CheckpointError(
-            found, file=folder, hint="save the model again with save_pretrained of a recent transformers"
-        )
+        found = "has no model.safetensors" if folder.exists() else "there is no such folder"
+        if any(folder.glob("*.bin")):
+            found += "; its pytorch_model.bin is a pickle"
+        hint = "save the model again with save_pretrained of a recent transformers"
+        raise CheckpointError(found, file=folder, hint=hint)
 
 
 @overlapping
@@ -333,9 +332,7 @@ def load_backbone(
 def is_without_weights(folder: Path) -> bool:
     """Whether a folder is one of ``dpr new-encoder``, whose weights come with training, or a static encoder's
     that was made by hand."""
-    if not (folder / CONFIG).is_file() or any(
-        file.suffix in (".safetensors", ".bin") for file in folder.iterdir()
-    ):
+    if not (folder / CONFIG).is_file() or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
         return False
     if not (folder / MANIFEST).is_file():
         return bool(read_config(folder).model_type == "static")
@@ -465,12 +462,11 @@ def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> Non
 def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
     """Raises CheckpointError unless the weights found in ``source`` have the names and shapes of the expected
     ones."""
+    shared = expected.keys() & found.keys()
     wrong = {
-        "missing": sorted(expected.keys() - found.keys()),
-        "not known": sorted(found.keys() - expected.keys()),
-        "of another shape": [
-            name for name in expected if name in found and expected[name].shape != found[name].shape
-        ],
+        "missing": sorted(expected.keys() - shared),
+        "not known": sorted(found.keys() - shared),
+        "of another shape": sorted(name for name in shared if expected[name].shape != found[name].shape),
     }
     if problems := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
         hint = "was it written with other encoder.* settings?"

@@ -32,6 +32,7 @@ from dpr.models.backbones import (
     load_weights,
     read_config,
     read_object,
+    require_plain,
 )
 from dpr.models.encoder import ModelParts, present
 from dpr.models.settings import EncoderSettings
@@ -83,9 +84,8 @@ def backbone_tower(folder: Path) -> ForeignTower:
     if (
         backbone.config.is_encoder_decoder and hasattr(backbone, "decoder")
     ) or backbone.config.model_type == "dpr":
-        kind = type(backbone).__name__
         raise CheckpointError(
-            f"is a {kind}",
+            f"is a {type(backbone).__name__}",
             file=folder,
             expected="one encoder that gives a vector for every token, such as a BERT",
         )
@@ -193,9 +193,11 @@ def joined(
     of_question = lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
     of_question = min(of_question, question.longest or of_question)
     if settings.projection_dim not in (0, question.settings.get("projection_dim")):
-        found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection"
-        hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
-        raise CheckpointError(found, file=question.source, hint=hint)
+        raise CheckpointError(
+            f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection",
+            file=question.source,
+            hint="set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>",
+        )
     of_weights: dict[str, Any] = {
         "projection_dim": 0,
         "projection_activation": "none",
@@ -255,9 +257,10 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
         if first == second:
             return True
     differing = next(name for name in second if first[name] != second[name])
-    found = f"the tokenizers of questions and passages differ ({differing})"
     raise CheckpointError(
-        found, file=question.source.parent, expected="one tokenizer; the toolkit's towers share it"
+        f"the tokenizers of questions and passages differ ({differing})",
+        file=question.source.parent,
+        expected="one tokenizer; the toolkit's towers share it",
     )
 
 
@@ -327,9 +330,8 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
         ) from error
     # The rows by token id: those of the library, or of model2vec.
     stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
-    table = next(iter(stored.values()), None)
-    is_table = len(stored) == 1 and stored.keys() <= {_TABLE, "embeddings"}
-    if table is None or not is_table or table.dim() != 2 or not table.is_floating_point():
+    table = stored.get(_TABLE, stored.get("embeddings"))
+    if table is None or len(stored) != 1 or table.dim() != 2 or not table.is_floating_point():
         raise CheckpointError(
             f"holds {', '.join(sorted(stored))[:100] or 'nothing'}",
             file=folder / checkpoints.MODEL_FILE,
@@ -394,10 +396,7 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
     stated = read_object(file)
     if not stated:
         raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
-    for name, default in _PLAIN_DENSE.items():
-        if (stated.get(name) or default) != default:
-            found = f"{name} of this Dense is {describe(stated[name])}"
-            raise CheckpointError(found, file=file, expected=f"{default}, a linear layer behind the pooling")
+    require_plain(stated, _PLAIN_DENSE, file, "a linear layer behind the pooling")
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
     if activation is None:

@@ -31,6 +31,7 @@ from dpr.models.backbones import (
     read_config,
     read_object,
     refuse_impossible_sizes,
+    require_plain,
 )
 from dpr.models.encoder import ModelParts
 from dpr.models.foreign_towers import (
@@ -66,16 +67,18 @@ NAME = "base_model.model.{layer}.{kind}.weight"
 """Of a matrix, ``kind`` lora_A or lora_B."""
 _CONFIG = "adapter_config.json"
 _NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
-# Settings by which an adapter would be more than two matrices beside every layer of a kind.
-_OTHERS = (
-    "use_dora",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "lora_bias",
-    "trainable_token_indices",
-    "layer_replication",
-)
+# By any other an adapter would be more than two matrices beside every layer of a kind.
+_PLAIN = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "lora_bias": False,
+    "trainable_token_indices": None,
+    "layer_replication": None,
+}
 _LARGEST = 1 << 20
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 
@@ -95,23 +98,14 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
     """
     file = folder / _CONFIG
     stated = read_object(file)
-    odd = [name for name in _OTHERS if stated.get(name)]
-    if stated.get("bias", "none") != "none":
-        odd.append("bias")
-    if stated.get("peft_type") != "LORA":
-        odd.insert(0, "peft_type")
-    if odd:
-        raise CheckpointError(
-            f"{odd[0]} is {describe(stated.get(odd[0]))}",
-            file=file,
-            expected="plain LoRA",
-            hint="merge it (merge_and_unload of peft) and save the whole model",
-        )
+    require_plain(
+        stated, _PLAIN, file, "plain LoRA; merge_and_unload of peft makes a whole model of any other"
+    )
     if not (folder / WEIGHTS).is_file():
-        hint = "save it again with save_pretrained of a recent peft"
-        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder, hint=hint)
+        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder)
     layers = set()
     weights = {}
+    ranks = set()
     for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
         parts = _NAME.fullmatch(name)
         if parts is None or tensor.dim() != 2:
@@ -120,13 +114,11 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
             )
         layers.add(parts["layer"].rpartition(".")[2])
         weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
-    ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
+        if parts["kind"] == "lora_A":
+            ranks.add(tensor.shape[0])
     rank = stated.get("r")
     alpha = stated.get("lora_alpha")
-    is_number = (
-        isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
-    )
-    if type(rank) is not int or ranks != {rank} or not is_number:
+    if type(rank) is not int or ranks != {rank} or not _is_finite(alpha):
         found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
         raise CheckpointError(found, file=file, expected=f"numbers; the weights have rank {sorted(ranks)}")
     stored = stated.get("base_model_name_or_path")
@@ -143,7 +135,7 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
     settings = {
         "adapter": "lora",
         "lora_rank": rank,
-        "lora_alpha": float(stated["lora_alpha"]) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
+        "lora_alpha": float(alpha) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
         "lora_targets": ",".join(sorted(layers)),
     }
     return ForeignTower(
@@ -311,8 +303,11 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
     if settings.projection_activation not in ("none", "tanh"):
-        found = f"projection_activation is {settings.projection_activation[:40]}"
-        raise CheckpointError(found, file=file, expected="none or tanh")
+        raise CheckpointError(
+            f"projection_activation is {settings.projection_activation[:40]}",
+            file=file,
+            expected="none or tanh",
+        )
     for key, value in known.items():
         if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
             raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")
@@ -337,8 +332,9 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
             raise CheckpointError(f"base is {describe(named)}", file=file, expected=expected)
         # adapters may not be larger than the weights beside them
         if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
-            found = f"lora_rank is {settings.lora_rank}"
-            raise CheckpointError(found, file=file, expected="that of the weights")
+            raise CheckpointError(
+                f"lora_rank is {settings.lora_rank}", file=file, expected="that of the weights"
+            )
         base = BaseModel(*texts)
     tensorizer = Tensorizer.load(
         encoder,
@@ -353,8 +349,12 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     return ModelParts(settings, config, tensorizer, weights, temperature, learned_temperature, base, stated)
 
 
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
 def _temperature(value: Any, file: Path) -> float | None:
-    if value is not None and not (type(value) in (int, float) and 0 < value <= sys.float_info.max):
+    if value is not None and not (_is_finite(value) and value > 0):
         raise CheckpointError(
             f"temperature is {describe(value)}", file=file, expected="a finite number above 0"
         )
