@@ -24,8 +24,7 @@ from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.models.foreign_towers import CTX, QUESTION
-from dpr.models.model_folders import file_weights
+from dpr.models.model_folders import CTX, QUESTION, file_weights
 from dpr.storage.outputs import output
 
 _CHUNK_ROWS = 8192

@@ -34,7 +34,7 @@ from dpr.export.tower_files import (
     write_tower,
 )
 from dpr.models.biencoder import BiEncoder
-from dpr.models.foreign_towers import write_dense, write_module, write_table
+from dpr.models.model_folders import write_dense, write_module, write_table
 from dpr.models.pooling import RootIdfPooling
 from dpr.models.sentence_transformers import (
     DENSE,

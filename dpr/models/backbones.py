@@ -98,13 +98,16 @@ def local_model(name: str | Path) -> Path:
 
 
 @contextmanager
-def base_model(given: str | None, stored: str, file: Path) -> Iterator[str]:
+def base_model(given: str | None, stored: Any, file: Path) -> Iterator[str]:
     """The name of a model that another file builds on: ``given`` by a person, else the one ``stored`` in the
     file, which is only sought on this machine, so that no file can cause a download.
 
     Raises:
-        CheckpointError: the stored one is not here, or cannot be loaded.
+        CheckpointError: none is stored, or it is not here, or cannot be loaded.
     """
+    hint = "set encoder.pretrained_model_cfg=<folder of that model, with config.json and tokenizer>"
+    if not given and not (isinstance(stored, str) and stored):
+        raise CheckpointError("names no encoder that it builds on", file=file, hint=hint)
     try:
         with nullcontext() if given else no_downloads():
             yield given or stored
@@ -115,7 +118,7 @@ def base_model(given: str | None, stored: str, file: Path) -> Iterator[str]:
         raise CheckpointError(
             f"it builds on {stored[:100]}, which cannot be loaded on this machine ({reason})",
             file=file,
-            hint="set encoder.pretrained_model_cfg=<folder of that model, with config.json and tokenizer>",
+            hint=hint,
         ) from error
 
 
