@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -97,9 +97,12 @@ class VectorRows:
     def require_all(self, count: int, name: str) -> None:
         """Raises InputError unless a table has so many rows as there are vectors."""
         if count != self.num_rows:
-            hint = "rows were added or removed; drop the table and rerun"
-            expected = f"{self.num_rows}, one a vector"
-            raise InputError(f"holds {count} rows", file=name, expected=expected, hint=hint)
+            raise InputError(
+                f"holds {count} rows",
+                file=name,
+                expected=f"{self.num_rows}, one a vector",
+                hint="rows were added or removed; drop the table and rerun",
+            )
 
     def batches(self) -> Iterator[RowBatch]:
         """All rows.
@@ -117,17 +120,15 @@ class VectorRows:
                         hint = "embed the corpus again with an intact model"
                         raise InputError("holds NaN or infinity", file=shard.path, hint=hint)
                     ids = decode_ids(keys[part])
-                    if not self.sources:
-                        yield RowBatch(ids, numbers, {})
-                        continue
-                    found = [self._match(key, passages, shard) for key in ids]
-                    columns: dict[str, list[Any]] = {
-                        "title": [passage.title for passage, _ in found],
-                        "text": [passage.text for passage, _ in found],
-                    }
-                    for place, name in enumerate(self.metadata):
-                        columns[name] = [values[place] for _, values in found]
-                    yield RowBatch([str(passage.id) for passage, _ in found], numbers, columns)
+                    columns: dict[str, list[Any]] = {}
+                    if self.sources:
+                        found = [self._match(key, passages, shard) for key in ids]
+                        ids = [str(passage.id) for passage, _ in found]
+                        columns["title"] = [passage.title for passage, _ in found]
+                        columns["text"] = [passage.text for passage, _ in found]
+                        for place, name in enumerate(self.metadata):
+                            columns[name] = [values[place] for _, values in found]
+                    yield RowBatch(ids, numbers, columns)
 
     def _passages(self) -> Iterator[_Found]:
         for source in self.sources:
@@ -163,22 +164,21 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         ConfigError: lancedb is not installed.
     """
     lancedb = require("lancedb", extra="stores", purpose="to=lancedb")
-    folder = Path(address)
-    is_remote = "://" in address
-    if not is_remote:
-        folder.mkdir(parents=True, exist_ok=True)
     name = f"{address}/{table}"
-    lock = nullcontext() if is_remote else held(folder / table, file=lock_of(folder / f"{table}.lance"))
-    with lock:
+    with ExitStack() as stack:
+        if "://" not in address:
+            folder = Path(address)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(folder / table, file=lock_of(folder / f"{table}.lance")))
         made_of = json.dumps({"kind": "lancedb", **rows.made_of()}, sort_keys=True)
         try:
-            database = lancedb.connect(address if is_remote else str(folder))
+            database = lancedb.connect(address)
             try:
                 opened = database.open_table(table)
             except (ValueError, OSError, RuntimeError):  # each version has another where there is no table
                 opened = None
             is_new = opened is None
-            if opened is None:
+            if is_new:
                 opened = _create(database, rows, table, made_of)
             elif (opened.schema.metadata or {}).get(_MADE_OF.encode(), b"").decode() != made_of:
                 hint = "choose another table=, or drop this one"

@@ -31,10 +31,6 @@ from dpr.storage.durable import MANIFEST, read_json, read_manifest
 from dpr.storage.untrusted import describe
 
 CONFIG = "config.json"
-HINT = (
-    "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face"
-    " cache"
-)
 # Keys of a config that decide how a model is run, not what it is.
 _RUNNING = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
@@ -79,7 +75,7 @@ def local_model(name: str | Path) -> Path:
     is_below_here = "/" in str(name) and path.parent.is_dir()
     if os.path.lexists(path) or is_below_here or not _HUB_NAME.fullmatch(str(name)):
         return path
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
     with reading(path):
         for repository in [str(name)] if "/" in str(name) else [f"sentence-transformers/{name}", str(name)]:
@@ -87,14 +83,11 @@ def local_model(name: str | Path) -> Path:
                 return Path(snapshot_download(repository, allow_patterns=_FETCHED))
             except Exception as error:  # of the client: no such model, no right to it, no network, no room
                 reason = first_line(error)
-        found = f"there is no such file or folder here, and the hub gives no such model ({reason})"
-        hint = "is the name right?"
-        if constants.HF_HUB_OFFLINE:
-            found = (
-                "there is no such file or folder here, no such model in the cache of the hub, and no network"
-            )
-            hint = f"fetch it where there is one (hf download {repository}), or name a folder"
-    raise CheckpointError(found, file=name, hint=hint)
+    raise CheckpointError(
+        f"there is no such file or folder here, and the hub gives no such model ({reason})",
+        file=name,
+        hint=f"is the name right? Without a network, fetch it elsewhere (hf download {repository})",
+    )
 
 
 @contextmanager
@@ -157,7 +150,12 @@ def read_config(source: str | Path) -> Any:
     except Exception as error:  # transformers checks some values and fails on others
         is_missing = not folder.exists() and not _HUB_NAME.fullmatch(str(source))
         reason = "there is no such folder" if is_missing else first_line(error)
-        raise InputError(f"no model config could be loaded ({reason})", file=file, hint=HINT) from error
+        raise InputError(
+            f"no model config could be loaded ({reason})",
+            file=file,
+            hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the"
+            " Hugging Face cache",
+        ) from error
     refuse_impossible_sizes(config, {}, file)
     return config
 
@@ -456,9 +454,10 @@ def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> Non
     rows = len(model.get_input_embeddings().weight)
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:
-        found = f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}"
         raise CheckpointError(
-            found, file=file, hint="copy the tokenizer that belongs to the model into its folder"
+            f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}",
+            file=file,
+            hint="copy the tokenizer that belongs to the model into its folder",
         )
 
 
@@ -472,7 +471,8 @@ def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], s
         "of another shape": sorted(name for name in shared if expected[name].shape != found[name].shape),
     }
     if problems := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
-        hint = "was it written with other encoder.* settings?"
         raise CheckpointError(
-            f"the weights do not fit this model ({'; '.join(problems)})", file=source, hint=hint
+            f"the weights do not fit this model ({'; '.join(problems)})",
+            file=source,
+            hint="was it written with other encoder.* settings?",
         )

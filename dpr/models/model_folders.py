@@ -419,20 +419,22 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
     if activation is None:
-        found = f"activation_function of this Dense is {describe(function)}"
-        raise CheckpointError(found, file=file, expected="Identity or Tanh")
+        raise CheckpointError(
+            f"activation_function of this Dense is {describe(function)}",
+            file=file,
+            expected="Identity or Tanh",
+        )
     check_safetensors(folder)
     stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
-    weight = stored.get(_WEIGHT)
-    bias = stored.get(_BIAS)
-    is_linear = weight is not None and weight.dim() == 2 and stored.keys() <= {_WEIGHT, _BIAS}
-    if weight is None or not is_linear or (bias is not None and bias.shape != weight.shape[:1]):
-        found = f"holds {', '.join(sorted(stored))[:100] or 'nothing'}"
+    weight = stored.get(_WEIGHT, torch.zeros(0)).double()
+    bias = stored.get(_BIAS, weight.new_zeros(len(weight))).double()
+    if not stored.keys() <= {_WEIGHT, _BIAS} or weight.dim() != 2 or bias.shape != weight.shape[:1]:
         raise CheckpointError(
-            found, file=folder / checkpoints.MODEL_FILE, expected="the matrix and bias of one linear layer"
+            f"holds {', '.join(sorted(stored))[:100] or 'nothing'}",
+            file=folder / checkpoints.MODEL_FILE,
+            expected="the matrix and bias of one linear layer",
         )
-    weight = weight.double()
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias.double(), activation
+    return weight, bias, activation
 
 
 def write_dense(folder: Path, weight: Tensor, bias: Tensor | None, activation: str) -> None:
@@ -514,8 +516,11 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
     rank = stated.get("r")
     alpha = stated.get("lora_alpha")
     if type(rank) is not int or ranks != {rank} or not _is_finite(alpha):
-        found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
-        raise CheckpointError(found, file=file, expected=f"numbers; the weights have rank {sorted(ranks)}")
+        raise CheckpointError(
+            f"r is {describe(rank)} and lora_alpha {describe(alpha)}",
+            file=file,
+            expected=f"numbers; the weights have rank {sorted(ranks)}",
+        )
     with base_model(given, stated.get("base_model_name_or_path"), file) as name:
         backbone: Any = load_backbone(name)
         has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
@@ -696,11 +701,11 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     for key, value in known.items():
         if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
             raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")
-    temperature = _temperature(stored.get("temperature"), file)
     if is_user_defined(settings.pooling) and settings.pooling != given_pooling:
-        found = f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run"
         raise CheckpointError(
-            found, file=file, hint=f"if you trust that class, set encoder.pooling={settings.pooling}"
+            f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run",
+            file=file,
+            hint=f"if you trust that class, set encoder.pooling={settings.pooling}",
         )
     encoder = folder / checkpoints.ENCODER_FOLDER
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
@@ -713,8 +718,11 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         named = stored.get("base")
         texts: list[Any] = [named.get(key) for key in BaseModel._fields] if isinstance(named, dict) else []
         if not texts or not all(isinstance(text, str) and text for text in texts):
-            expected = "name and fingerprint of the model its adapters belong to"
-            raise CheckpointError(f"base is {describe(named)}", file=file, expected=expected)
+            raise CheckpointError(
+                f"base is {describe(named)}",
+                file=file,
+                expected="name and fingerprint of the model its adapters belong to",
+            )
         # adapters may not be larger than the weights beside them
         if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
             raise CheckpointError(
@@ -727,11 +735,18 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         question_length=settings.question_length,
         append_eos=settings.append_eos,
     )
-    learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     tensorizer.present(settings.part(TextSettings))
-    learned_temperature = _temperature(learned, folder / checkpoints.MODEL_FILE)
-    stated = frozenset(asdict(TextSettings()))
-    return ModelParts(settings, config, tensorizer, weights, temperature, learned_temperature, base, stated)
+    learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
+    return ModelParts(
+        settings,
+        config,
+        tensorizer,
+        weights,
+        temperature=_temperature(stored.get("temperature"), file),
+        learned_temperature=_temperature(learned, folder / checkpoints.MODEL_FILE),
+        base=base,
+        stated=frozenset(asdict(TextSettings())),
+    )
 
 
 def _is_finite(value: Any) -> bool:

@@ -211,18 +211,22 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        if self.static_questions and (self.shared or self.adapter != "none"):
-            other = "shared=true" if self.shared else f"adapter={self.adapter}"
-            raise _exclusive(f"{prefix}static_questions=true", prefix + other)
+        adapter = f"adapter={self.adapter}"
+        has_adapter = self.adapter != "none"
+        for first, second, are_both in (
+            ("static_questions=true", "shared=true", self.static_questions and self.shared),
+            ("static_questions=true", adapter, self.static_questions and has_adapter),
+            (adapter, "fix_ctx_encoder=true", has_adapter and self.fix_ctx_encoder),
+            (adapter, "pretrained=false", has_adapter and not self.pretrained),
+            # with one tower nothing would train
+            ("shared=true", "fix_ctx_encoder=true", self.shared and self.fix_ctx_encoder),
+        ):
+            if are_both:
+                raise _exclusive(prefix + first, prefix + second)
         if 0 < self.question_length < 3:
             raise ConfigError(
                 f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0"
             )
-        if self.adapter != "none" and (self.fix_ctx_encoder or not self.pretrained):
-            other = "fix_ctx_encoder=true" if self.fix_ctx_encoder else "pretrained=false"
-            raise _exclusive(f"{prefix}adapter={self.adapter}", prefix + other)
-        if self.shared and self.fix_ctx_encoder:  # with one tower nothing would train
-            raise _exclusive(f"{prefix}shared=true", f"{prefix}fix_ctx_encoder=true")
 
     def check_attention(self, *, precision: str, trains: bool) -> None:
         """What ``attention`` needs of other settings."""
