@@ -20,8 +20,8 @@ import torch
 from dpr.core.machine import no_downloads, require, version_of
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented
-from dpr.export.folders import Format
-from dpr.export.tower_files import (
+from dpr.export.folders import (
+    Format,
     Side,
     only_here,
     refuse,

@@ -54,11 +54,6 @@ class Candidate:
     log_odds: float | None = None
     """What the cross-encoder finds."""
 
-    @property
-    def cross_encoder_score(self) -> float | None:
-        """The cross-encoder's probability that it is relevant."""
-        return None if self.log_odds is None else 0.5 + 0.5 * math.tanh(self.log_odds / 2)
-
 
 @dataclass(slots=True)
 class Mined:
@@ -202,13 +197,8 @@ def mine(
         reasons += [f"{count:,} left out: {reason}" for reason, count in _reasons(audit)]
         if counts.get(_NOT_FOUND):
             reasons.append(f"{counts[_NOT_FOUND]:,} {_NOT_FOUND}")
-        logger.warning(
-            "%s: %d of %d questions have no mined negatives (%s)",
-            out,
-            without,
-            counts["questions"],
-            "; ".join(reasons),
-        )
+        message = "%s: %d of %d questions have no mined negatives (%s)"
+        logger.warning(message, out, without, counts["questions"], "; ".join(reasons))
     return audit
 
 
@@ -297,9 +287,10 @@ class Mining(BlockJob):
                 # shares of a negative number say nothing
                 if positive_score is not None and positive_score > 0:
                     values["share_of_positive_score"].append(round(negative.score / positive_score, 4))
-                if negative.cross_encoder_score is not None:
-                    entry["cross_encoder_score"] = round(negative.cross_encoder_score, 4)
-                    values["cross_encoder_score"].append(entry["cross_encoder_score"])
+                if negative.log_odds is not None:
+                    probability = round(0.5 + 0.5 * math.tanh(negative.log_odds / 2), 4)
+                    entry["cross_encoder_score"] = probability
+                    values["cross_encoder_score"].append(probability)
                 if example is None:
                     example = {
                         "question": sample.question,
@@ -343,7 +334,6 @@ def _reasons(audit: dict[str, Any]) -> list[tuple[str, int]]:
 _DEPTH = 100
 """Passages that each side of a hybrid ranks."""
 _SCORED = ("questions", "passages", "passages with a score", "questions whose best passage is a positive")
-Scores = list[float | None]
 
 
 def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
@@ -425,35 +415,35 @@ class Scoring(BlockJob):
             # the searches' scores of all passages of each question
             corpus = self.corpus
             rows_of = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
-            found: list[Scores]
+            known = [[row for row in listed if row is not None] for listed in rows_of]
             if len(self.searches) == 2:
                 queries = [Query(sample.question) for sample in samples]
                 first, second = ([hits for hits, _ in one.find(queries, _DEPTH)] for one in self.searches)
                 fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * _DEPTH))
                 found = [
-                    [None if row is None else scores.get(corpus.id_at(row), 0.0) for row in listed]
-                    for listed, scores in zip(rows_of, fused, strict=True)
+                    [scores.get(corpus.id_at(row), 0.0) for row in listed]
+                    for listed, scores in zip(known, fused, strict=True)
                 ]
             else:
-                known = [[row for row in listed if row is not None] for listed in rows_of]
-                questions = [sample.question for sample in samples]
-                known_scores = map(iter, self.searches[0].scores(questions, known))
-                found = [
-                    [None if row is None else next(values) for row in listed]
-                    for listed, values in zip(rows_of, known_scores, strict=True)
-                ]
+                found = self.searches[0].scores([sample.question for sample in samples], known)
+            by_row = [
+                dict(zip(listed, scores, strict=True)) for listed, scores in zip(known, found, strict=True)
+            ]
             samples = [
-                with_teacher_scores(sample, scores) for sample, scores in zip(samples, found, strict=True)
+                with_teacher_scores(sample, map(scores.get, listed))
+                for sample, listed, scores in zip(samples, rows_of, by_row, strict=True)
             ]
 
         counts: Counter[str] = Counter(dict.fromkeys(_SCORED, 0))
         values: dict[str, list[float]] = {"positive_score": [], "negative_score": []}
         for sample in samples:
-            scores = [passage.teacher_score for passage in passages_of(sample)]
-            ours = [score for score in scores[: len(sample.positives)] if score is not None]
-            theirs = [score for score in scores[len(sample.positives) :] if score is not None]
+            negatives = sample.hard_negatives + sample.other_negatives
+            ours = [
+                passage.teacher_score for passage in sample.positives if passage.teacher_score is not None
+            ]
+            theirs = [passage.teacher_score for passage in negatives if passage.teacher_score is not None]
             counts["questions"] += 1
-            counts["passages"] += len(scores)
+            counts["passages"] += len(sample.positives) + len(negatives)
             counts["passages with a score"] += len(ours) + len(theirs)
             if ours and max(ours) >= max(theirs, default=max(ours)):
                 counts["questions whose best passage is a positive"] += 1

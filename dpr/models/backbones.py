@@ -75,7 +75,7 @@ def local_model(name: str | Path) -> Path:
     is_below_here = "/" in str(name) and path.parent.is_dir()
     if os.path.lexists(path) or is_below_here or not _HUB_NAME.fullmatch(str(name)):
         return path
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     with reading(path):
         for repository in [str(name)] if "/" in str(name) else [f"sentence-transformers/{name}", str(name)]:
@@ -83,11 +83,14 @@ def local_model(name: str | Path) -> Path:
                 return Path(snapshot_download(repository, allow_patterns=_FETCHED))
             except Exception as error:  # of the client: no such model, no right to it, no network, no room
                 reason = first_line(error)
-    raise CheckpointError(
-        f"there is no such file or folder here, and the hub gives no such model ({reason})",
-        file=name,
-        hint=f"is the name right? Without a network, fetch it elsewhere (hf download {repository})",
-    )
+        found = f"there is no such file or folder here, and the hub gives no such model ({reason})"
+        hint = "is the name right?"
+        if constants.HF_HUB_OFFLINE:
+            found = (
+                "there is no such file or folder here, no such model in the cache of the hub, and no network"
+            )
+            hint = f"fetch it where there is one (hf download {repository}), or name a folder"
+    raise CheckpointError(found, file=name, hint=hint)
 
 
 @contextmanager
