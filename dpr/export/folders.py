@@ -317,10 +317,9 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference
     questions, passages = edge_cases(model.tensorizer)
     untitled = [passage for passage in passages if not passage.title]
     titled = [passage for passage in passages if passage.title]
-    sides: tuple[tuple[str, Sequence[Any]], ...]
-    sides = (("question", questions), ("ctx", untitled), ("ctx", titled))
+    lists: list[tuple[str, Sequence[Any]]] = [("question", questions), ("ctx", untitled), ("ctx", titled)]
     worst = 0.0
-    for side, texts in sides:
+    for side, texts in lists:
         expected = model.encode_questions(texts) if side == "question" else model.encode_passages(texts)
         try:
             found = form.encode(folder, side, texts)

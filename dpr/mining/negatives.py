@@ -426,7 +426,7 @@ class Scoring(BlockJob):
                 ]
             else:
                 found = self.searches[0].scores([sample.question for sample in samples], known)
-            by_row = [
+            by_row: list[dict[int | None, float]] = [
                 dict(zip(listed, scores, strict=True)) for listed, scores in zip(known, found, strict=True)
             ]
             samples = [
