@@ -54,6 +54,11 @@ class Candidate:
     log_odds: float | None = None
     """What the cross-encoder finds."""
 
+    @property
+    def cross_encoder_score(self) -> float | None:
+        """The cross-encoder's probability that it is relevant."""
+        return None if self.log_odds is None else 0.5 + 0.5 * math.tanh(self.log_odds / 2)
+
 
 @dataclass(slots=True)
 class Mined:
@@ -287,10 +292,9 @@ class Mining(BlockJob):
                 # shares of a negative number say nothing
                 if positive_score is not None and positive_score > 0:
                     values["share_of_positive_score"].append(round(negative.score / positive_score, 4))
-                if negative.log_odds is not None:
-                    probability = round(0.5 + 0.5 * math.tanh(negative.log_odds / 2), 4)
-                    entry["cross_encoder_score"] = probability
-                    values["cross_encoder_score"].append(probability)
+                if negative.cross_encoder_score is not None:
+                    entry["cross_encoder_score"] = round(negative.cross_encoder_score, 4)
+                    values["cross_encoder_score"].append(entry["cross_encoder_score"])
                 if example is None:
                     example = {
                         "question": sample.question,
