@@ -33,7 +33,7 @@ DTYPE = torch.bfloat16
 
 def section(rounds: int, device: torch.device) -> Section:
     """Training and encoding in bf16; nothing where the kernel is not."""
-    lack = varlen.device_lacks(device) or varlen.torch_lacks()
+    lack = varlen.device_lacks(device)
     if lack is not None:
         return Section(
             TITLE, _what(), measured=f"*Not measured: {lack}. `python -m benchmarks --only attention`*"

@@ -127,7 +127,7 @@ def attention_of(record: Record) -> str:
     the kernel."""
     from dpr.models.fast import varlen
 
-    lack = varlen.device_lacks(record.device) or varlen.torch_lacks()
+    lack = varlen.device_lacks(record.device)
     if lack:
         record.add("varlen", f"not measured: {lack}")
     return "sdpa" if lack else "varlen"

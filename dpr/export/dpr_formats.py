@@ -17,16 +17,13 @@ import torch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted
 from dpr.core.machine import no_downloads
-from dpr.core.records import Passage
-from dpr.export.folders import Format, in_order
-from dpr.export.tower_files import refuse, refuse_unknown_vectors, sides, write_tower
+from dpr.export.folders import Format, only_here, refuse, sides, write_tower
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.models.foreign_towers import CTX, QUESTION
-from dpr.models.model_folders import file_weights
+from dpr.models.model_folders import CTX, QUESTION, file_weights
 from dpr.storage.outputs import output
 
 _CHUNK_ROWS = 8192
@@ -42,6 +39,14 @@ def _unlike_dpr(model: BiEncoder) -> dict[str, bool]:
         f"pooling is {settings.pooling}": settings.pooling != "cls",
         "its vectors are normalised": settings.normalize,
         "its projection has an activation": settings.projection_activation != "none",
+    }
+
+
+def _other_texts(model: BiEncoder) -> dict[str, bool]:
+    """What is done to texts before they are encoded, and DPR did not."""
+    return {
+        "it puts prompts before texts": model.tensorizer.text.has_prompts,
+        "it joins title and text by a template": bool(model.settings.title_template),
     }
 
 
@@ -66,24 +71,21 @@ def export_dpr_file(
     settings = model.settings
     config = model.question_model.config
     refuse(_unlike_dpr(model), source, expected=_EXPECTED)
-    differing = {
+    differing = _other_texts(model) | {
         "it was trained without the [SEP] that the original puts at the end of every window": (
             not settings.dpr_trailing_sep
         ),
         f"its questions end at {settings.question_length} tokens": (
             settings.question_length not in (0, settings.sequence_length)
         ),
-        "it puts prompts before texts": model.tensorizer.text.has_prompts,
-        "it joins title and text by a template": bool(settings.title_template),
         "it keeps typographic apostrophes": not settings.plain_apostrophes,
     }
     if not allow_other_vectors and (found := [what for what, is_so in differing.items() if is_so]):
-        hint = (
-            "allow_other_vectors=true writes the file anyway; models trained with"
-            " encoder.dpr_trailing_sep=true are the same there"
-        )
         raise InputError(
-            f"the original would give other vectors: {' and '.join(found)}", file=source, hint=hint
+            f"the original would give other vectors: {' and '.join(found)}",
+            file=source,
+            hint="allow_other_vectors=true writes the file anyway; models trained with"
+            " encoder.dpr_trailing_sep=true are the same there",
         )
     name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
     if not name:
@@ -167,14 +169,9 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     Raises:
         InputError: the classes know no such model.
     """
-    refuse_unknown_vectors(model, source)
-    settings = model.settings
-    problems = _unlike_dpr(model) | {
-        "it puts prompts before texts": model.tensorizer.text.has_prompts,
-        "it joins title and text by a template": bool(settings.title_template),
-        "vectors are cut": bool(settings.dimensions) and model.question_model.encode_proj is None,
-    }
-    refuse(problems, source, expected=_EXPECTED, hint="to=sentence-transformers can say more")
+    is_cut = bool(model.settings.dimensions) and model.question_model.encode_proj is None
+    problems = _unlike_dpr(model) | only_here(model) | _other_texts(model) | {"vectors are cut": is_cut}
+    refuse(problems, source, expected=_EXPECTED)
     import transformers
 
     known = vars(transformers.DPRConfig()).keys() - {"model_type", "architectures"}
@@ -208,21 +205,18 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         model: Any = getattr(transformers, _CLASSES[name]).from_pretrained(str(folder / name)).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder / name))
 
-    @torch.no_grad()
-    def vectors(*texts: list[str]) -> np.ndarray:
-        parts = []
-        for start in range(0, len(texts[0]), _BATCH):
+    texts = [list(items)]
+    if side == "ctx":
+        texts = [[passage.text for passage in items]]
+        if items[0].title:
+            texts.insert(0, [passage.title for passage in items])
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(items), _BATCH):
             some = [listed[start : start + _BATCH] for listed in texts]
             tokens = tokenizer(*some, padding=True, truncation="longest_first", return_tensors="pt")
             parts.append(model(**tokens).pooler_output)
-        return np.asarray(torch.cat(parts), np.float32)
-
-    def of_passages(passages: list[Passage]) -> np.ndarray:
-        titles = [passage.title for passage in passages]
-        texts = [passage.text for passage in passages]
-        return vectors(titles, texts) if titles[0] else vectors(texts)
-
-    return vectors(list(items)) if side == "question" else in_order(items, of_passages)
+    return np.asarray(torch.cat(parts), np.float32)
 
 
 def usage(model: BiEncoder) -> str:
@@ -239,4 +233,4 @@ scores = questions @ ctx_encoder(**tokens).pooler_output.T
 """
 
 
-FORMAT = Format(write, encode, usage, library="transformers", install="transformers")
+FORMAT = Format(write, encode, usage, library="transformers")

@@ -1,18 +1,24 @@
 """A folder for another library: written, opened by that library, compared, and only then given its name.
 
-What is exported must give there the vectors that the model gives here.
+What is exported must give there the vectors that the model gives here. A tower is written as the files of a
+Hugging Face model: config, weights and tokenizer, as plain transformers loads them.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.logs import get_logger
@@ -20,9 +26,15 @@ from dpr.core.machine import version_of
 from dpr.core.records import Passage
 from dpr.core.version import __version__
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.export.settings import MODEL_FORMATS
-from dpr.export.tower_files import merged, weights_tokens, without_bars
+from dpr.formats import checkpoints
+from dpr.models.backbones import quiet_loading
 from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
+from dpr.models.model_folders import CTX, NAME, QUESTION, WEIGHTS
+from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
+from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import output
 
@@ -190,13 +202,11 @@ class Format:
     say. ``source`` is the model's name in messages; ``model`` has no adapters any more."""
     encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
     """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or
-    passages (ctx, ``Passage``), by the other library alone."""
+    passages (ctx, ``Passage``, all with a title or all without), by the other library alone."""
     usage: Callable[[BiEncoder], str]
     """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
     library: str
-    """The package that ``encode`` imports."""
-    install: str
-    """What pip installs for it."""
+    """The package that ``encode`` needs, as pip knows it."""
     bar: float = 1e-5
     """The largest difference of a number of a vector, in units of the vectors' largest number if that is
     above 1."""
@@ -234,12 +244,11 @@ def export_folder(
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
             checked = ""
-            with without_bars():
+            with quiet_loading():
                 found = check(whole, folder, form, source)
             if found is not None:
-                library = form.library.replace("_", "-")
                 checked = (
-                    f"checked by {library} {version_of(library)}: {found.texts} texts, vectors differ by at most"
+                    f"checked by {form.library} {found.version}: {found.texts} texts, vectors differ by at most"
                     f" {found.largest:.1e}"
                 )
             card = model_card(whole, metadata, to=name, usage=form.usage(whole), checked=checked)
@@ -250,10 +259,12 @@ def export_folder(
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector, in the format's units, and the number of texts."""
+    """The largest difference of a number of a vector, in the format's units, the number of texts, and the
+    version of the other library."""
 
     largest: float
     texts: int
+    version: str
 
 
 class Texts(NamedTuple):
@@ -298,28 +309,29 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference
     Raises:
         InputError: a vector differs by more than the format allows.
     """
-    version = version_of(form.library.replace("_", "-"))
+    library = form.library
+    version = version_of(library)
     if version is None:
-        logger.warning("not checked, since %s is not installed: pip install %s", form.library, form.install)
+        logger.warning("not checked, since %s is not installed: pip install %s", library, library)
         return None
     questions, passages = edge_cases(model.tensorizer)
-    sides = (
-        ("question", questions, model.encode_questions(questions)),
-        ("ctx", passages, model.encode_passages(passages)),
-    )
+    untitled = [passage for passage in passages if not passage.title]
+    titled = [passage for passage in passages if passage.title]
+    lists: list[tuple[str, Sequence[Any]]] = [("question", questions), ("ctx", untitled), ("ctx", titled)]
     worst = 0.0
-    for side, texts, expected in sides:
+    for side, texts in lists:
+        expected = model.encode_questions(texts) if side == "question" else model.encode_passages(texts)
         try:
             found = form.encode(folder, side, texts)
         except DprError:
             raise
         except Exception as error:  # another library raises anything
-            what = (
-                f"{form.library} {version} cannot use what was written ({type(error).__name__}:"
-                f" {first_line(error)}); nothing was kept"
-            )
-            hint = f"another version may: pip install -U {form.install}"
-            raise InputError(what, file=name, hint=hint) from error
+            raise InputError(
+                f"{library} {version} cannot use what was written ({type(error).__name__}:"
+                f" {first_line(error)}); nothing was kept",
+                file=name,
+                hint=f"another version may: pip install -U {library}",
+            ) from error
         largest = float("inf")
         row = 0
         if found.shape == expected.shape and np.isfinite(found).all():
@@ -329,20 +341,268 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference
         if largest > form.bar:
             text: Any = texts[row]
             shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else text
-            shown = repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
             kind = "question" if side == "question" else "passage"
-            where = f"the vector of the {kind} {shown} differs by {largest:.2g} in {form.library} {version}"
-            raise InputError(f"{where}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
+            raise InputError(
+                f"the vector of the {kind} {shown[:60]!r} differs by {largest:.2g} in {library} {version};"
+                " nothing was kept",
+                file=name,
+                expected=f"at most {form.bar:g}",
+            )
         worst = max(worst, largest)
-    return Difference(worst, len(questions) + len(passages))
+    return Difference(worst, len(questions) + len(passages), version)
 
 
-def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.ndarray]) -> np.ndarray:
-    """Vectors of passages in their order; ``encode`` gets those without a title, then the others."""
-    untitled = [row for row, passage in enumerate(passages) if not passage.title]
-    titled = [row for row, passage in enumerate(passages) if passage.title]
-    parts = [(rows, encode([passages[row] for row in rows])) for rows in (untitled, titled) if rows]
-    vectors = np.empty((len(passages), parts[0][1].shape[1]), np.float32)
-    for rows, found in parts:
-        vectors[rows] = found
-    return vectors
+_SPECIAL = ("eos_token", "bos_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+def refuse(
+    problems: dict[str, bool],
+    source: str,
+    *,
+    expected: str | None = None,
+    hint: str = "to=onnx can say more, and to=model writes it for this toolkit",
+) -> None:
+    """Raises InputError that names the reasons which hold."""
+    if reasons := [reason for reason, holds in problems.items() if holds]:
+        raise InputError(
+            f"cannot be said in this format: {', and '.join(reasons)}",
+            file=source,
+            expected=expected,
+            hint=hint,
+        )
+
+
+def only_here(model: BiEncoder) -> dict[str, bool]:
+    """Ways to make vectors that no library but this one knows, and whether the model has them."""
+    settings = model.settings
+    return {
+        f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
+        "it reads the original's [SEP] at the end of the window": settings.dpr_trailing_sep,
+    }
+
+
+def weights_tokens(model: BiEncoder) -> bool:
+    """Whether weights of tokens, or their counts in a text, decide vectors in a way that the rows of a table
+    cannot say."""
+    pooling = model.ctx_model.pooling
+    return isinstance(pooling, RootIdfPooling) or (
+        isinstance(pooling, IdfPooling) and not is_static(model.ctx_model.backbone)
+    )
+
+
+def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
+    """InputError where one tokenizer would have to change questions alone."""
+    if not model.settings.plain_apostrophes:
+        return
+    mark = TYPOGRAPHIC_APOSTROPHE
+    if model.settings.shared:
+        first, second = model.tensorizer.bare_tokens([f"don{mark}t {mark}", "don't '"])
+        # where this vocabulary takes both for the same, nothing is changed
+        problem = "questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone"
+        hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
+        refuse({problem: first != second}, source, hint=hint)
+    else:
+        prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
+        problem = "its prompts have typographic apostrophes, and those of questions become plain"
+        refuse({problem: mark in "".join(prompts)}, source)
+
+
+class Side(NamedTuple):
+    """A tower as it is written: to which folder, and what its tokenizer does."""
+
+    folder: str
+    """Empty: the exported folder itself."""
+    tower: Encoder
+    longest: int
+    """Tokens at which texts are cut."""
+    plain_apostrophes: bool
+
+
+def sides(model: BiEncoder, *, apart: bool = False) -> list[Side]:
+    """The towers; a shared one once, unless each side has to be a folder (``apart``)."""
+    settings = model.settings
+    if settings.shared and not apart:
+        return [Side("", model.question_model, settings.sequence_length, plain_apostrophes=False)]
+    question = Side(
+        QUESTION, model.question_model, model.tensorizer.question_length, settings.plain_apostrophes
+    )
+    return [question, Side(CTX, model.ctx_model, settings.sequence_length, plain_apostrophes=False)]
+
+
+def write_tower(
+    model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any
+) -> Any:
+    """Writes config, weights and tokenizer of a side; returns the backbone that was written, by default the
+    side's as transformers knows it. A pooler, which some families have and no vector needs, is written as zeros:
+    without one, transformers would make a random one and warn of it."""
+    from transformers import AutoModel
+
+    backbone = backbone or standard_backbone(side.tower, max(side.longest, model.settings.sequence_length))
+    weights = {name: tensor.detach().cpu() for name, tensor in backbone.state_dict().items()}
+    with suppress(
+        ValueError, RuntimeError
+    ):  # no Auto class has this family, or it cannot be made without memory
+        with torch.device("meta"):
+            whole = AutoModel.from_config(backbone.config)
+        for name, tensor in whole.state_dict().items() if type(whole) is type(backbone) else ():
+            if name not in weights and "pooler" in name:
+                weights[name] = torch.zeros(tensor.shape)
+    folder = target / side.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet_loading():
+        backbone.save_pretrained(str(folder), state_dict=weights)
+    write_tokenizer(model.tensorizer, side, target, **tokenizer_config)
+    return backbone
+
+
+def standard_backbone(tower: Encoder, longest: int) -> Any:
+    """The backbone as a family that transformers knows.
+
+    A static encoder becomes a GPT without layers, whose positions, ``longest`` of them, are zeros: its states
+    are the rows of its table. The weights of ``idf`` pooling become part of the rows.
+    """
+    from transformers import OpenAIGPTConfig, OpenAIGPTModel
+
+    if not is_static(tower.backbone):
+        return tower.backbone
+    rows = static_rows(tower)
+    config = OpenAIGPTConfig(
+        vocab_size=len(rows),
+        n_embd=rows.shape[1],
+        n_positions=longest,
+        n_layer=0,
+        n_head=1,
+        pad_token_id=tower.config.pad_token_id,
+    )
+    backbone = OpenAIGPTModel(config)
+    backbone.load_state_dict(
+        {"tokens_embed.weight": rows, "positions_embed.weight": torch.zeros(longest, rows.shape[1])}
+    )
+    return backbone.eval()
+
+
+def standard_pooling(model: BiEncoder) -> str:
+    """The pooling over the states of ``standard_backbone``; that of passages where questions go through a
+    table, which has a mean."""
+    return "mean" if model.settings.pooling == "idf" else model.settings.pooling
+
+
+def static_rows(tower: Encoder) -> Tensor:
+    """The table (V, D) of a static encoder, whose mean over the tokens of a text is its vector before the
+    projection."""
+    rows: Tensor = tower.backbone.get_input_embeddings().weight.detach().cpu().float()
+    if isinstance(tower.pooling, IdfPooling):
+        rows = rows * tower.pooling.token_weights.detach().cpu()[:, None]
+    return rows
+
+
+def write_tokenizer(
+    tensorizer: Tensorizer, side: Side, target: Path, *, truncated: bool = False, **config: Any
+) -> None:
+    """Writes tokenizer.json and tokenizer_config.json of a side; ``config`` adds to the latter.
+
+    The class is the general one, which takes tokenizer.json as it is: that of a family rebuilds parts of it.
+    Token types are left out. ``truncated`` also writes the length into tokenizer.json, for libraries that
+    read nothing else.
+    """
+    tokenizer = tensorizer.tokenizer
+    folder = target / side.folder
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["padding"] = None
+    state["truncation"] = None
+    if side.plain_apostrophes:
+        plain = {"type": "Replace", "pattern": {"String": TYPOGRAPHIC_APOSTROPHE}, "content": "'"}
+        own = [state["normalizer"]] if state.get("normalizer") else []
+        state["normalizer"] = {"type": "Sequence", "normalizers": [plain, *own]}
+    if truncated:
+        state["truncation"] = {
+            "direction": tokenizer.truncation_side.capitalize(),
+            "max_length": side.longest,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints.write_json_file(folder, "tokenizer.json", state)
+    special = {name: str(token) for name in _SPECIAL if (token := getattr(tokenizer, name)) is not None}
+    filler = tokenizer.pad_token or next(iter(special.values()), None)
+    if filler is None:
+        raise InputError(
+            "its tokenizer has no special token to fill batches up with",
+            expected="a pad_token",
+            file=folder.name,
+        )
+    stated = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": side.longest,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "padding_side": "right",
+        "truncation_side": tokenizer.truncation_side,
+        "clean_up_tokenization_spaces": False,
+        "pad_token": str(filler),
+    }
+    checkpoints.write_json_file(folder, "tokenizer_config.json", stated | special | config)
+
+
+def merged(model: BiEncoder) -> BiEncoder:
+    """The model with each tower's adapter added to the weights of a backbone of its own; itself where it has
+    no adapters.
+
+    Weights are added in fp32 or more, and stay so: in bf16 the sum would lose much of an adapter.
+    """
+    if model.base is None:
+        return model
+    towers = []
+    for tower in model.towers:
+        whole = copy.deepcopy(tower)
+        whole.to(torch.promote_types(next(tower.parameters()).dtype, torch.float32))
+        adapter = whole.adapter
+        whole.adapter = None
+        assert adapter is not None
+        with torch.no_grad():
+            for name, layer in adapter.layers.items():
+                layer.merge(safe_merge=True, adapter_names=[adapter.name])
+                whole.backbone.set_submodule(name, layer.get_base_layer())
+        whole.requires_grad_(True)
+        towers.append(whole)
+    settings = replace(model.settings, adapter="none")
+    merged_model = BiEncoder(towers[0], towers[-1], model.tensorizer, settings, model.options)
+    merged_model.log_temperature = copy.deepcopy(model.log_temperature)
+    return merged_model.train(model.training)
+
+
+def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]:
+    """Writes ``adapter_question`` and ``adapter_ctx`` (``adapter`` of a shared tower) into a new folder, each
+    as peft writes one.
+
+    Raises:
+        InputError: the model has no adapters, or other trained weights that peft's format has no place for;
+        or ``folder`` exists.
+    """
+    if model.base is None:
+        raise InputError("has no adapters", file=source, hint="to=model writes the whole model")
+    if others := [name for name in model.weights() if "lora_" not in name and name != "log_temperature"]:
+        raise InputError(
+            f"has other trained weights ({others[0]})",
+            file=source,
+            hint="to=model writes a model that has them all",
+        )
+    written = []
+    names = ("adapter_question", "adapter_ctx") if len(model.towers) > 1 else ("adapter",)
+    with durable_folder(folder) as temporary:
+        for name, tower in zip(names, model.towers, strict=False):
+            adapter = tower.adapter
+            assert adapter is not None
+            part = temporary / name
+            part.mkdir()
+            config = copy.deepcopy(adapter.config)
+            config.inference_mode = True
+            config.save_pretrained(str(part))
+            weights = {
+                NAME.format(layer=layer_name, kind=kind): getattr(layer, kind)[adapter.name].weight
+                for layer_name, layer in adapter.layers.items()
+                for kind in ("lora_A", "lora_B")
+            }
+            checkpoints.write_tensors(part, WEIGHTS, weights)
+            model.tensorizer.save(part)
+            written.append(folder / part.name)
+    return written

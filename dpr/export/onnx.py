@@ -140,19 +140,14 @@ def write_graph(tower: Encoder, file: Path, *, source: str) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the notes of exporters on their own progress."""
-    loggers = [
-        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "")
-    ]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
@@ -227,4 +222,4 @@ score = question @ passage.T
 """
 
 
-FORMAT = Format(write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4)
+FORMAT = Format(write, encode, usage, library="onnxruntime", bar=1e-4)

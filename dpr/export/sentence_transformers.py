@@ -18,15 +18,14 @@ import numpy as np
 import torch
 
 from dpr.core.machine import no_downloads, require, version_of
-from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented
-from dpr.export.folders import Format, in_order
-from dpr.export.tower_files import (
+from dpr.export.folders import (
+    Format,
     Side,
+    only_here,
     refuse,
     refuse_one_sided_apostrophes,
-    refuse_unknown_vectors,
     sides,
     standard_pooling,
     static_rows,
@@ -35,7 +34,7 @@ from dpr.export.tower_files import (
     write_tower,
 )
 from dpr.models.biencoder import BiEncoder
-from dpr.models.foreign_towers import write_dense, write_module, write_table
+from dpr.models.model_folders import write_dense, write_module, write_table
 from dpr.models.pooling import RootIdfPooling
 from dpr.models.sentence_transformers import (
     DENSE,
@@ -53,7 +52,6 @@ from dpr.models.sentence_transformers import (
     write_modules,
 )
 from dpr.models.trials import is_static
-from dpr.storage.durable import durable_file
 
 ROOT_MODULE = "root_static_embedding"
 """Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
@@ -67,36 +65,26 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     Raises:
         InputError: what decides its vectors cannot be said there.
     """
-    refuse_unknown_vectors(model, source)
     refuse_one_sided_apostrophes(model, source)
     settings = model.settings
-    own_names = {
-        f"it has a prompt called {name}": name in settings.prompts for name in (*SIDES, *OF_PASSAGES)
-    }
-    refuse(own_names, source, hint="the library's own names")
-    differ = (
-        _is_bag(model) and settings.shared and model.tensorizer.question_length != settings.sequence_length
-    )
-    refuse(
-        {"one tokenizer for texts of two lengths": differ},
-        source,
-        hint="give encoder.question_length the value of sequence_length",
-    )
     weighted = weights_tokens(model) and not is_static(model.ctx_model.backbone)
-    refuse(
-        {f"its pooling ({settings.pooling}) weights the tokens of a transformer": weighted},
-        source,
-        hint="to=onnx writes it for onnxruntime",
-    )
+    problems = only_here(model) | {
+        "questions and passages, cut at different lengths, have one tokenizer": (
+            _is_bag(model) and _has_two_lengths(model)
+        ),
+        f"its pooling ({settings.pooling}) weights the tokens of a transformer": weighted,
+    }
+    for name in (*SIDES, *OF_PASSAGES):
+        problems[f"it has a prompt called {name}, a name of the library's own"] = name in settings.prompts
+    refuse(problems, source)
     write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])
     if needs_own_code(model):
-        with durable_file(folder / _CODE.name, "wb") as file:
-            file.write(_CODE.read_bytes())
+        (folder / _CODE.name).write_bytes(_CODE.read_bytes())
     versions = {
-        name: version_of(package)
-        for name, package in (("transformers", "transformers"), ("pytorch", "torch"))
+        "transformers": version_of("transformers"),
+        "pytorch": version_of("torch"),
+        "sentence_transformers": version_of("sentence-transformers") or "5.4.0",
     }
-    versions["sentence_transformers"] = version_of("sentence-transformers") or "5.4.0"
     others: dict[str, Any] = {"model_type": "SentenceTransformer", "__version__": versions}
     if _has_two_lengths(model):
         others["requirements"] = {
@@ -157,11 +145,7 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         is_table = settings.static_questions and tower is model.question_model
         route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = type_of(POOLING)
         pooled_by = "mean" if is_table else standard_pooling(model)
-        write_module(
-            folder / name,
-            pooling_settings(pooled_by, backbone.config.hidden_size),
-            {},
-        )
+        write_module(folder / name, pooling_settings(pooled_by, backbone.config.hidden_size), {})
     # The linear layer behind the pooling, with the rows of the dimensions that are kept: the projection, or what
     # cuts before scaling.
     dense: tuple[torch.Tensor, torch.Tensor | None, str] | None = None
@@ -211,17 +195,15 @@ def _loaded(folder: Path) -> Any:
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     """Vectors by the library alone; passages as its users give them."""
     model = _loaded(folder)
-    text = TextSettings(**own_text(folder))
-    options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
-
-    def of_passages(passages: list[Passage]) -> np.ndarray:
-        shown = [presented(passage, text) for passage in passages]
-        given = [(part.title, part.text) if part.title else part.text for part in shown]
-        return np.asarray(model.encode_document(given, **options), np.float32)
-
     if side == "question":
-        return np.asarray(model.encode_query(list(items), **options), np.float32)
-    return in_order(items, of_passages)
+        encoder = model.encode_query
+        given: list[Any] = list(items)
+    else:
+        encoder = model.encode_document
+        text = TextSettings(**own_text(folder))
+        shown = [presented(passage, text) for passage in items]
+        given = [(part.title, part.text) if part.title else part.text for part in shown]
+    return np.asarray(encoder(given, batch_size=_BATCH, show_progress_bar=False), np.float32)
 
 
 def usage(model: BiEncoder) -> str:
@@ -240,4 +222,4 @@ scores = model.similarity(questions, passages)
 """
 
 
-FORMAT = Format(write, encode, usage, library="sentence_transformers", install="sentence-transformers")
+FORMAT = Format(write, encode, usage, library="sentence-transformers")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -97,9 +97,12 @@ class VectorRows:
     def require_all(self, count: int, name: str) -> None:
         """Raises InputError unless a table has so many rows as there are vectors."""
         if count != self.num_rows:
-            hint = "rows were added or removed; drop the table and rerun"
-            expected = f"{self.num_rows}, one a vector"
-            raise InputError(f"holds {count} rows", file=name, expected=expected, hint=hint)
+            raise InputError(
+                f"holds {count} rows",
+                file=name,
+                expected=f"{self.num_rows}, one a vector",
+                hint="rows were added or removed; drop the table and rerun",
+            )
 
     def batches(self) -> Iterator[RowBatch]:
         """All rows.
@@ -117,17 +120,15 @@ class VectorRows:
                         hint = "embed the corpus again with an intact model"
                         raise InputError("holds NaN or infinity", file=shard.path, hint=hint)
                     ids = decode_ids(keys[part])
-                    if not self.sources:
-                        yield RowBatch(ids, numbers, {})
-                        continue
-                    found = [self._match(key, passages, shard) for key in ids]
-                    columns: dict[str, list[Any]] = {
-                        "title": [passage.title for passage, _ in found],
-                        "text": [passage.text for passage, _ in found],
-                    }
-                    for place, name in enumerate(self.metadata):
-                        columns[name] = [values[place] for _, values in found]
-                    yield RowBatch([str(passage.id) for passage, _ in found], numbers, columns)
+                    columns: dict[str, list[Any]] = {}
+                    if self.sources:
+                        found = [self._match(key, passages, shard) for key in ids]
+                        ids = [str(passage.id) for passage, _ in found]
+                        columns["title"] = [passage.title for passage, _ in found]
+                        columns["text"] = [passage.text for passage, _ in found]
+                        for place, name in enumerate(self.metadata):
+                            columns[name] = [values[place] for _, values in found]
+                    yield RowBatch(ids, numbers, columns)
 
     def _passages(self) -> Iterator[_Found]:
         for source in self.sources:
@@ -163,22 +164,21 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         ConfigError: lancedb is not installed.
     """
     lancedb = require("lancedb", extra="stores", purpose="to=lancedb")
-    folder = Path(address)
-    is_remote = "://" in address
-    if not is_remote:
-        folder.mkdir(parents=True, exist_ok=True)
     name = f"{address}/{table}"
-    lock = nullcontext() if is_remote else held(folder / table, file=lock_of(folder / f"{table}.lance"))
-    with lock:
+    with ExitStack() as stack:
+        if "://" not in address:
+            folder = Path(address)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(folder / table, file=lock_of(folder / f"{table}.lance")))
         made_of = json.dumps({"kind": "lancedb", **rows.made_of()}, sort_keys=True)
         try:
-            database = lancedb.connect(address if is_remote else str(folder))
+            database = lancedb.connect(address)
             try:
                 opened = database.open_table(table)
             except (ValueError, OSError, RuntimeError):  # each version has another where there is no table
                 opened = None
             is_new = opened is None
-            if opened is None:
+            if is_new:
                 opened = _create(database, rows, table, made_of)
             elif (opened.schema.metadata or {}).get(_MADE_OF.encode(), b"").decode() != made_of:
                 hint = "choose another table=, or drop this one"
@@ -220,9 +220,7 @@ def _create(database: Any, rows: VectorRows, table: str, made_of: str) -> Any:
         raise failures[0] if failures else error from None
 
 
-_KINDS = {"text": "text", "int": "bigint", "float": "double precision", "bool": "boolean"}
-_COPY_KINDS = {"text": "text", "int": "int8", "float": "float8", "bool": "bool"}
-_MOST_DIMENSIONS = 16_000
+_KINDS = {"text": "text", "int": "int8", "float": "float8", "bool": "bool"}
 _LOADS = 'CREATE TABLE IF NOT EXISTS dpr_loads ("table" text PRIMARY KEY, made_of text, facts text)'
 
 
@@ -230,19 +228,17 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
     """Copies all rows into ``table`` of the database ``address`` (libpq's form); returns False where they are
     there already. Waits for another process that is loading this table.
 
+    Names of the table and of columns are those that ``StoreSettings`` allows, letters, digits and _, so that they
+    can stand in a statement.
+
     Raises:
-        InputError: the table is made of something else, holds other rows, or vectors are too long for
-        pgvector.
-        OutputError: the server cannot be reached or refuses.
+        InputError: the table is made of something else, or holds other rows.
+        OutputError: the server cannot be reached or refuses, as it does vectors that are too long for it.
         ConfigError: ``address`` is none; psycopg or pgvector is not installed.
     """
     psycopg = require("psycopg", extra="stores", purpose="to=pgvector")
     pgvector = require("pgvector.psycopg", extra="stores", purpose="to=pgvector")
-    if rows.dimension > _MOST_DIMENSIONS:
-        raise InputError(
-            f"vectors of {rows.dimension} dimensions",
-            expected=f"at most {_MOST_DIMENSIONS}, what pgvector holds",
-        )
+    half_vector = require("pgvector", extra="stores", purpose="to=pgvector").HalfVector
     # The address is shown without its password; what cannot be read is not shown, as it may hold one.
     try:
         parts = psycopg.conninfo.conninfo_to_dict(address)
@@ -252,7 +248,6 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
         ) from None
     shown = [f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key)]
     name = f"table {table} of {' '.join(shown) or 'the default database'}"
-    sql = psycopg.sql
     with _postgres_errors(psycopg, name), psycopg.connect(address) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(hashtext('dpr_loads'), hashtext(%s))", (table,))
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -268,26 +263,18 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
                 what = "exists already" + (", made of other vectors, texts or metadata" if known else "")
                 raise InputError(what, file=name, hint="choose another table=, or drop this one")
         else:
-            vector = sql.SQL("vector {}({}) NOT NULL").format(
-                sql.SQL(_vector_kind(rows)), sql.Literal(rows.dimension)
-            )
-            columns = [
-                sql.SQL("{} {}").format(sql.Identifier(key), sql.SQL(_KINDS[kind]))
-                for key, kind in rows.columns.items()
-            ]
+            vector = "halfvec" if rows.is_half else "vector"
+            kinds = {name: _KINDS[kind] for name, kind in rows.columns.items()}
             # Ids are compared as bytes, so that ties are broken as everywhere else and the database's language does
             # not matter.
-            fields = sql.SQL(", ").join([sql.SQL('id text COLLATE "C" PRIMARY KEY'), vector, *columns])
-            connection.execute(sql.SQL("CREATE TABLE {} ({})").format(sql.Identifier(table), fields))
-            half_vector = require("pgvector", extra="stores", purpose="to=pgvector").HalfVector
-            names = sql.SQL(", ").join(map(sql.Identifier, ["id", "vector", *rows.columns]))
-            statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT BINARY)").format(
-                sql.Identifier(table), names
-            )
-            with connection.cursor() as cursor, cursor.copy(statement) as copy:
-                copy.set_types(
-                    ["text", _vector_kind(rows), *(_COPY_KINDS[kind] for kind in rows.columns.values())]
-                )
+            columns = ['id text COLLATE "C" PRIMARY KEY', f"vector {vector}({rows.dimension}) NOT NULL"]
+            columns += [f'"{name}" {kind}' for name, kind in kinds.items()]
+            connection.execute(f'CREATE TABLE "{table}" ({", ".join(columns)})')
+            with (
+                connection.cursor() as cursor,
+                cursor.copy(f'COPY "{table}" FROM STDIN WITH (FORMAT BINARY)') as copy,
+            ):
+                copy.set_types(["text", vector, *kinds.values()])
                 for batch in rows.batches():
                     vectors = map(half_vector, batch.vectors) if rows.is_half else batch.vectors
                     for row in zip(batch.ids, vectors, *batch.columns.values(), strict=True):
@@ -295,14 +282,9 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
             connection.execute('DELETE FROM dpr_loads WHERE "table" = %s', (table,))
             facts = json.dumps(rows.provenance(), sort_keys=True)
             connection.execute("INSERT INTO dpr_loads VALUES (%s, %s, %s)", (table, made_of, facts))
-        counted = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
-        (count,) = connection.execute(counted).fetchone()
+        (count,) = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()
         rows.require_all(count, name)
         return not exists
-
-
-def _vector_kind(rows: VectorRows) -> str:
-    return "halfvec" if rows.is_half else "vector"
 
 
 @contextmanager
@@ -316,9 +298,4 @@ def _postgres_errors(psycopg: Any, name: str) -> Iterator[None]:
             name, first_line(error), hint="install the extension pgvector on the server"
         ) from error
     except psycopg.Error as error:
-        hint = (
-            "name the database as out=postgresql://user@host/database"
-            if isinstance(error, psycopg.OperationalError)
-            else None
-        )
-        raise OutputError(name, first_line(error), hint=hint) from error
+        raise OutputError(name, first_line(error)) from error

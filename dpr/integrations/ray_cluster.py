@@ -43,7 +43,7 @@ class _Work(NamedTuple):
     function: Callable[[Any], Any]
     folder: str
     mark: Path
-    versions: tuple[str, str]
+    versions: str
     has_gpu: bool
 
 
@@ -115,9 +115,9 @@ def share_out(
                         raise error.cause from None
                     raise  # with the worker's traceback
                 except ray.exceptions.RayError as error:
-                    again = f"{_KEPT}; a task was repeated {_RETRIES} times"
                     raise LostRankError(
-                        f"workers of the cluster were lost ({first_line(error)}); {again}"
+                        f"workers of the cluster were lost ({first_line(error)}); {_KEPT}; a task was repeated"
+                        f" {_RETRIES} times"
                     ) from None
                 yield task, result
 
@@ -133,26 +133,30 @@ def _do(work: _Work, task: Any) -> Any:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is
     host = socket.gethostname()
     if work.versions != _versions():
-        found = "dpr {} and torch {}".format(*_versions())
-        expected = "dpr {} and torch {}".format(*work.versions)
         raise ConfigError(
-            f"{host} of the cluster has {found}, this command {expected}; install the same on all its machines"
+            f"{host} of the cluster has {_versions()}, this command {work.versions}; install the same on all its"
+            " machines"
         )
     if not Path(work.folder).is_dir():
-        hint = "start the command in a folder that all machines share"
-        raise InputError(f"is not a folder on {host} of the cluster", file=work.folder, hint=hint)
+        raise InputError(
+            f"is not a folder on {host} of the cluster",
+            file=work.folder,
+            hint="start the command in a folder that all machines share",
+        )
     if not work.mark.is_file():
-        hint = "write to a folder that all machines share"
-        found = f"is another folder, or none, on {host} of the cluster"
-        raise InputError(found, file=work.mark.parent, hint=hint)
+        raise InputError(
+            f"is another folder, or none, on {host} of the cluster",
+            file=work.mark.parent,
+            hint="write to a folder that all machines share",
+        )
     os.chdir(work.folder)
     configure_logging()
     torch.set_num_threads(1)
     return work.function(task)
 
 
-def _versions() -> tuple[str, str]:
-    return __version__, torch.__version__
+def _versions() -> str:
+    return f"dpr {__version__} and torch {torch.__version__}"
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
 from dpr.export.dpr_formats import export_dpr_file, export_vector_folders
-from dpr.export.folders import CardMetadata, export_folder
+from dpr.export.folders import CardMetadata, export_folder, merged, write_adapters
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
-from dpr.export.tower_files import merged, write_adapters
 from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
 from dpr.formats.vector_shards import open_shards

@@ -14,8 +14,7 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.mining import negatives, scoring
-from dpr.mining.blocks import PairScorer
+from dpr.mining import negatives
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
@@ -63,7 +62,7 @@ def run_score(config: ScoreCommand) -> None:
         searches.append(dense)
     if scorer is None and (config.hybrid != "none" or not config.model_file):
         searches.append(LexicalSearch())
-    audit = scoring.score_passages(
+    audit = negatives.score_passages(
         open_training_set(config.files, name="train"),
         out,
         scorer=scorer,
@@ -73,11 +72,11 @@ def run_score(config: ScoreCommand) -> None:
         processes=config.processes,
         overwrite=config.overwrite,
     )
-    print("\n".join(scoring.audit_lines(audit)))
+    print("\n".join(negatives.score_lines(audit)))
     print(f"{out}: {audit['counts']['passages with a score']:,} scores")
 
 
-def _opened(config: MineCommand | ScoreCommand) -> tuple[Path, Path | None, PairScorer | None]:
+def _opened(config: MineCommand | ScoreCommand) -> tuple[Path, Path | None, CrossEncoder | None]:
     """What is written and the corpus, both looked at before the data are read, and the cross-encoder."""
     out = Path(str(config.out))
     require_writable(out)

@@ -20,16 +20,16 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpr.core.errors import LostRankError
 from dpr.core.logs import Progress, get_logger
-from dpr.core.records import Passage
 from dpr.formats.corpora import durable_text
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.search import TRAINING_PASSAGES, MiningCorpus, Search, write_training_passages
+from dpr.models.cross_encoder import CrossEncoder
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
 from dpr.storage.leftovers import remove
@@ -43,33 +43,20 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _VERSION = 5
 
 
-class PairScorer(Protocol):
-    """A model that reads a question and a passage together."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with whatever changes its scores."""
-        ...
-
-    def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """For each pair ln(p / (1 - p)) of the probability p that the passage is relevant to the question."""
-        ...
-
-
 @dataclass
 class BlockJob(ABC):
     """Something done to every question of a training set; ``run_job`` does it. A copy is sent to each process.
 
     Args:
         corpus_file: passages to search; None = those of the training set.
-        scorer: a cross-encoder, which has all cores.
+        scorer: has all cores.
     """
 
     train: TrainingSet
     out: Path
     searches: Sequence[Search] = ()
     corpus_file: Path | None = None
-    scorer: PairScorer | None = None
+    scorer: CrossEncoder | None = None
 
     name: ClassVar[str]
     """Of the work folder, and of the progress."""
@@ -189,14 +176,14 @@ def _written(job: BlockJob, steps: Steps, blocks: Sequence[range], processes: in
 
 def _write(job: BlockJob, steps: Steps, rows: range) -> None:
     records, audit = job.do_block(rows)
-
-    def write_records(out: IO[bytes]) -> None:
-        for record in records:
-            out.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
-
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     part, audit_name = _names(rows)
     steps.write_step(
-        rows.start, {part: write_records, audit_name: lambda out: out.write(json.dumps(audit).encode())}
+        rows.start,
+        {
+            part: lambda out: out.write("".join(lines).encode()),
+            audit_name: lambda out: out.write(json.dumps(audit).encode()),
+        },
     )
 
 

@@ -123,10 +123,8 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
         )
         peft.inject_adapter_in_model(configs[name], backbone, adapter_name=name)
         del backbone.peft_config  # it would warn of the second adapter
-    for (
-        name,
-        parameter,
-    ) in backbone.named_parameters():  # said here: what peft marks depends on the order of adapters
+    # said here: what peft marks depends on the order of adapters
+    for name, parameter in backbone.named_parameters():
         parameter.requires_grad_(_TRAINED in name)
     return [Adapter(backbone, name, base, config) for name, config in configs.items()]
 

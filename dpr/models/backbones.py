@@ -31,10 +31,6 @@ from dpr.storage.durable import MANIFEST, read_json, read_manifest
 from dpr.storage.untrusted import describe
 
 CONFIG = "config.json"
-HINT = (
-    "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face"
-    " cache"
-)
 # Keys of a config that decide how a model is run, not what it is.
 _RUNNING = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
@@ -58,6 +54,13 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
     return found
+
+
+def require_plain(stated: Mapping[str, Any], plain: Mapping[str, Any], file: Path, expected: str) -> None:
+    """CheckpointError where one of these settings is stated and is not the ``plain`` one."""
+    for name, value in plain.items():
+        if stated.get(name) and stated[name] != value:
+            raise CheckpointError(f"{name} is {describe(stated[name])}", file=file, expected=expected)
 
 
 def local_model(name: str | Path) -> Path:
@@ -91,13 +94,16 @@ def local_model(name: str | Path) -> Path:
 
 
 @contextmanager
-def base_model(given: str | None, stored: str, file: Path) -> Iterator[str]:
+def base_model(given: str | None, stored: Any, file: Path) -> Iterator[str]:
     """The name of a model that another file builds on: ``given`` by a person, else the one ``stored`` in the
     file, which is only sought on this machine, so that no file can cause a download.
 
     Raises:
-        CheckpointError: the stored one is not here, or cannot be loaded.
+        CheckpointError: none is stored, or it is not here, or cannot be loaded.
     """
+    hint = "set encoder.pretrained_model_cfg=<folder of that model, with config.json and tokenizer>"
+    if not given and not (isinstance(stored, str) and stored):
+        raise CheckpointError("names no encoder that it builds on", file=file, hint=hint)
     try:
         with nullcontext() if given else no_downloads():
             yield given or stored
@@ -108,7 +114,7 @@ def base_model(given: str | None, stored: str, file: Path) -> Iterator[str]:
         raise CheckpointError(
             f"it builds on {stored[:100]}, which cannot be loaded on this machine ({reason})",
             file=file,
-            hint="set encoder.pretrained_model_cfg=<folder of that model, with config.json and tokenizer>",
+            hint=hint,
         ) from error
 
 
@@ -145,11 +151,14 @@ def read_config(source: str | Path) -> Any:
     except InputError:
         raise
     except Exception as error:  # transformers checks some values and fails on others
-        is_missing = (
-            str(source).startswith((".", "/")) or str(source).count("/") > 1
-        ) and not folder.exists()
+        is_missing = not folder.exists() and not _HUB_NAME.fullmatch(str(source))
         reason = "there is no such folder" if is_missing else first_line(error)
-        raise InputError(f"no model config could be loaded ({reason})", file=file, hint=HINT) from error
+        raise InputError(
+            f"no model config could be loaded ({reason})",
+            file=file,
+            hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the"
+            " Hugging Face cache",
+        ) from error
     refuse_impossible_sizes(config, {}, file)
     return config
 
@@ -187,7 +196,7 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
     if folder.is_dir() and (shapes := weight_shapes(folder)):
         refuse_impossible_sizes(config, shapes, folder / CONFIG)
     try:
-        with reading(source), _quiet_loading(), _without_adapters():
+        with reading(source), quiet_loading(), _without_adapters():
             model, info = model_class.from_pretrained(
                 str(source),
                 config=config,
@@ -197,23 +206,18 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
                 **options,
             )
     except Exception as error:
-        if (
-            type(error).__name__ == "UnpicklingError"
-        ):  # torch's words would be advice to run whatever the file holds
-            found = (
-                "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader"
-                " refuses"
-            )
-            hint = "save the model as safetensors, with save_pretrained of a recent transformers"
-            raise InputError(found, file=source, hint=hint) from error
-        raise InputError(f"the weights could not be loaded ({first_line(error)})", file=source) from error
+        reason = first_line(error)
+        if type(error).__name__ == "UnpicklingError":  # torch's words advise to run whatever the file holds
+            reason = "a damaged pickle, or one of more than tensors; save the model as safetensors"
+        raise InputError(f"the weights could not be loaded ({reason})", file=source) from error
     missing = sorted(info["missing_keys"])
     if missing or info.get("mismatched_keys"):
-        found = (
+        raise InputError(
             f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first:"
-            f" {', '.join(missing[:3])})"
+            f" {', '.join(missing[:3])})",
+            file=source,
+            expected="a file with all weights of that model",
         )
-        raise InputError(found, file=source, expected="a file with all weights of that model")
     return model
 
 
@@ -228,18 +232,18 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             with safe_open(str(file), "pt") as opened:
                 parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dictionary)
                 shapes |= {name: tuple(part.get_shape()) for name, part in parts.items()}
-                kinds = {
-                    str(part.get_dtype())
-                    for name, part in parts.items()
-                    if name.endswith((".weight", ".bias"))
-                }
+                decides = (name for name in parts if name.endswith((".weight", ".bias")))
+                kinds = {str(parts[name].get_dtype()) for name in decides}
         except (OSError, SafetensorError) as error:
             raise InputError(
                 f"cannot be read ({first_line(error)})", file=file, expected="a safetensors file"
             ) from error
         if other := kinds - {"F64", "F32", "F16", "BF16"}:
-            expected = "F32, F16, BF16 or F64; quantised models are not read"
-            raise InputError(f"holds weights of type {min(other)}", file=file, expected=expected)
+            raise InputError(
+                f"holds weights of type {min(other)}",
+                file=file,
+                expected="F32, F16, BF16 or F64; quantised models are not read",
+            )
     return shapes
 
 
@@ -248,12 +252,11 @@ def check_safetensors(folder: Path) -> None:
     ``check_files``."""
     check_files(folder)
     if not any(folder.glob("*.safetensors")):
-        found = "has no model.safetensors" + (
-            "; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else ""
-        )
-        raise CheckpointError(
-            found, file=folder, hint="save the model again with save_pretrained of a recent transformers"
-        )
+        found = "has no model.safetensors" if folder.exists() else "there is no such folder"
+        if any(folder.glob("*.bin")):
+            found += "; its pytorch_model.bin is a pickle"
+        hint = "save the model again with save_pretrained of a recent transformers"
+        raise CheckpointError(found, file=folder, hint=hint)
 
 
 @overlapping
@@ -279,7 +282,7 @@ def _without_adapters() -> Iterator[None]:
 
 @overlapping
 @contextmanager
-def _quiet_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """A block in which transformers reports only errors, and has a progress bar on the main rank's terminal alone.
 
     Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still
@@ -333,9 +336,7 @@ def load_backbone(
 def is_without_weights(folder: Path) -> bool:
     """Whether a folder is one of ``dpr new-encoder``, whose weights come with training, or a static encoder's
     that was made by hand."""
-    if not (folder / CONFIG).is_file() or any(
-        file.suffix in (".safetensors", ".bin") for file in folder.iterdir()
-    ):
+    if not (folder / CONFIG).is_file() or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
         return False
     if not (folder / MANIFEST).is_file():
         return bool(read_config(folder).model_type == "static")
@@ -456,24 +457,25 @@ def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> Non
     rows = len(model.get_input_embeddings().weight)
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:
-        found = f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}"
         raise CheckpointError(
-            found, file=file, hint="copy the tokenizer that belongs to the model into its folder"
+            f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}",
+            file=file,
+            hint="copy the tokenizer that belongs to the model into its folder",
         )
 
 
 def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
     """Raises CheckpointError unless the weights found in ``source`` have the names and shapes of the expected
     ones."""
+    shared = expected.keys() & found.keys()
     wrong = {
-        "missing": sorted(expected.keys() - found.keys()),
-        "not known": sorted(found.keys() - expected.keys()),
-        "of another shape": [
-            name for name in expected if name in found and expected[name].shape != found[name].shape
-        ],
+        "missing": sorted(expected.keys() - shared),
+        "not known": sorted(found.keys() - shared),
+        "of another shape": sorted(name for name in shared if expected[name].shape != found[name].shape),
     }
     if problems := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
-        hint = "was it written with other encoder.* settings?"
         raise CheckpointError(
-            f"the weights do not fit this model ({'; '.join(problems)})", file=source, hint=hint
+            f"the weights do not fit this model ({'; '.join(problems)})",
+            file=source,
+            hint="was it written with other encoder.* settings?",
         )

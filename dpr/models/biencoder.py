@@ -134,12 +134,8 @@ class BiEncoder(nn.Module):
         Every tower takes part in every call, with weight zero where a pool does not need it: under
         data-parallel training a rank that skips a tower leaves the others waiting.
         """
-        towers = {
-            "": (self.question_model, self.ctx_model),
-            "question": (self.question_model,) * 2,
-            "ctx": (self.ctx_model,) * 2,
-        }
-        question_tower, context_tower = towers[encoder_type]
+        question_tower = self.tower(encoder_type or "question")
+        context_tower = self.tower(encoder_type or "ctx")
         if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
             # Together, the packs are fuller, and the gradient of the word table, as large as the table, is
             # computed once.
@@ -193,9 +189,7 @@ class BiEncoder(nn.Module):
 
     def trained_towers(self) -> list[Encoder]:
         """The towers with trained weights; a shared one once."""
-        return [
-            tower for tower in self.towers if any(parameter.requires_grad for parameter in tower.parameters())
-        ]
+        return [tower for tower in self.towers if any(weight.requires_grad for weight in tower.parameters())]
 
     @property
     def temperature(self) -> Temperature:
@@ -259,13 +253,10 @@ class BiEncoder(nn.Module):
     def fingerprint(self) -> str:
         """Changes with any weight of the towers and any setting, of theirs or of their config, that changes
         vectors."""
-        digest = sha256(
-            repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode()
-        )
-        digest.update(
-            json.dumps([deciding_config(tower.config) for tower in self.towers], sort_keys=True).encode()
-        )
-        digest.update(b"" if self.base is None else self.base.fingerprint.encode())
+        configs = [deciding_config(tower.config) for tower in self.towers]
+        parts = [repr(sorted(self.settings.as_dict().items())), self.tensorizer.fingerprint]
+        parts += [json.dumps(configs, sort_keys=True), "" if self.base is None else self.base.fingerprint]
+        digest = sha256("".join(parts).encode())
         update_digest(digest, {name: full_tensor(tensor) for name, tensor in self.weights().items()})
         return digest.hexdigest()[:32]
 
@@ -276,12 +267,11 @@ class BiEncoder(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """Weights by name, of a sharded model DTensors; those that modules share (a tower, a table) appear
         once, under their first name."""
-        weights = distinct_weights(self)
-        return (
-            weights
-            if self.base is None
-            else {name: tensor for name, tensor in weights.items() if is_stored(name)}
-        )
+        return {
+            name: tensor
+            for name, tensor in distinct_weights(self).items()
+            if self.base is None or is_stored(name)
+        }
 
     @property
     def base(self) -> BaseModel | None:
@@ -425,18 +415,17 @@ class BiEncoder(nn.Module):
             raise ConfigError(
                 "convert_to_numpy=False needs convert_to_tensor=True; vectors come as one array or one tensor"
             )
-        progress = Progress(what, len(sequences), unit=what) if show_progress_bar else None
+        progress = Progress(what, len(sequences), unit=what, quiet=not show_progress_bar)
         try:
             vectors = self.encode_batch(
                 TokenBatch.from_lists(sequences),
                 encoder_type=encoder_type,
                 batch_tokens=batch_tokens,
                 max_sequences=batch_size,
-                on_batch=None if progress is None else progress.advance,
+                on_batch=progress.advance,
             ).float()
         finally:
-            if progress is not None:
-                progress.close()
+            progress.close()
         if normalize_embeddings:
             vectors = nn.functional.normalize(vectors, dim=-1)
         return vectors if convert_to_tensor else vectors.cpu().numpy()
@@ -459,9 +448,8 @@ class BiEncoder(nn.Module):
         was_training = self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
         result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
-        if (
-            is_changed := was_training or tower.training
-        ):  # to visit every module takes longer than to look a question up in a table
+        is_changed = was_training or tower.training
+        if is_changed:  # to visit every module takes longer than to look a question up in a table
             self.eval()
         try:
             # With one thread too, so that the bits do not depend on their number.
@@ -516,14 +504,13 @@ class BiEncoder(nn.Module):
         encoder_folder.mkdir()
         self.ctx_model.config.save_pretrained(str(encoder_folder))
         self.tensorizer.save(encoder_folder)
+        stated = self.settings.as_dict()
         # For a learned temperature this is the initial value; the learned one is among the weights.
-        others: dict[str, Any] = {
-            "temperature": self.options.temperature,
-            "format_version": checkpoints.FORMAT_VERSION,
-        }
+        stated["temperature"] = self.options.temperature
+        stated["format_version"] = checkpoints.FORMAT_VERSION
         if self.base is not None:
-            others["base"] = self.base._asdict()
-        checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | others)
+            stated["base"] = self.base._asdict()
+        checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, stated)
 
     @classmethod
     def load(
@@ -640,19 +627,16 @@ class BiEncoder(nn.Module):
         if described is not None and settings is None:
             return cls.load(described, options=options, dropout=dropout, special_tokens=special_tokens)
         settings = settings or EncoderSettings()
-        for name, given, kind in (
-            ("settings", settings, EncoderSettings),
-            ("options", options, TowerOptions),
-        ):
+        named = (("settings", settings, EncoderSettings), ("options", options, TowerOptions))
+        for name, given, kind in named:
             if not isinstance(given, kind):
                 raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
         settings.check_values("encoder.")
         if described is not None:
             settings = described_towers(described, settings)
         has_table = settings.static_questions
-        settings = replace(settings, static_questions=False)
-        # one tower, which the table begins as
-        settings = replace(settings, shared=True) if has_table else settings
+        if has_table:  # one tower, which the table begins as
+            settings = replace(settings, static_questions=False, shared=True)
         make = partial(
             load_backbone,
             name_or_folder,

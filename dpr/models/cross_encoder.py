@@ -17,7 +17,7 @@ from dpr.core.errors import CheckpointError, first_line
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, text_sha256
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.models.backbones import CONFIG, check_safetensors, check_vocabulary, load_weights, read_config
+from dpr.models.backbones import check_safetensors, check_vocabulary, load_weights, read_config
 from dpr.models.trials import FAILURES, first_position
 from dpr.storage.durable import describe_file
 
@@ -105,19 +105,11 @@ class CrossEncoder:
         from transformers import AutoModelForSequenceClassification
 
         path = user_path(folder)
-        if not (path / CONFIG).is_file():
-            raise CheckpointError(
-                "has no config.json" if path.exists() else "there is no such folder",
-                file=path,
-                expected=EXPECTED,
-            )
         check_safetensors(path)
         model = load_weights(
             AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True
         )
         tokenizer = load_tokenizer(path)
-        if tokenizer.pad_token_id is None:
-            raise CheckpointError("its tokenizer has no padding token", file=path, expected=EXPECTED)
         check_vocabulary(tokenizer, model, path)
         files = [
             (file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()

@@ -34,14 +34,6 @@ from dpr.models.trials import (
 )
 
 
-class _LastToken(NamedTuple):
-    """``token`` at ``position``, counted from 0, in a backbone whose first position is ``first``."""
-
-    token: int
-    position: int
-    first: int
-
-
 def filler_tokens(device: torch.device) -> TokenBatch:
     """A short text of any words, for a forward whose vector nobody reads."""
     return TokenBatch.from_lists([[1] * LENGTHS[-1]]).to(device)
@@ -94,7 +86,9 @@ class Encoder(nn.Module):
             backbone, packed=packed, attention=attention, reads_one_token=reads_one_token
         )
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
-        self._last: _LastToken | None = None
+        self._last: tuple[int, int] | None = None
+        self._first = 0
+        """Of ``attend_to_last``: the token and its position, counted from 0, and the backbone's first position."""
         self.adapter = adapter
         self.is_sharded = False
         """Its weights are spread over ranks (``dpr.training.compute``), which must call it equally often, in
@@ -119,22 +113,16 @@ class Encoder(nn.Module):
             tokens.
         """
         first = self.fast.first_position if self.is_packed else first_position(self.backbone)
-        sees_near_only = any(
-            getattr(self.config, name, None)
-            for name in ("local_attention", "sliding_window", "attention_window")
-        )
+        windows = ("local_attention", "sliding_window", "attention_window")
+        sees_near_only = any(getattr(self.config, name, None) for name in windows)
         if first is None or sees_near_only or is_static(self.backbone):
             raise ConfigError(
                 f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} cannot see that far; set it"
                 " to false"
             )
-        limit = getattr(self.config, "max_position_embeddings", None)
-        if limit is not None and position + first >= limit:
-            raise ConfigError(
-                f"encoder.dpr_trailing_sep=true with encoder.sequence_length={position + 1}, but the model"
-                f" has {limit - first} positions"
-            )
-        self._last = _LastToken(token, position, first)
+        self.check_length(position + 1, "encoder.dpr_trailing_sep=true with encoder.sequence_length")
+        self._last = (token, position)
+        self._first = first
 
     def check_length(self, length: int, setting: str) -> None:
         """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the
@@ -165,9 +153,7 @@ class Encoder(nn.Module):
     def forward(self, batch: TokenBatch) -> Tensor:
         with self.adapter.active() if self.adapter else nullcontext():
             if self.is_packed:
-                vectors = packed_vectors(
-                    self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2]
-                )
+                vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last)
             else:
                 vectors = self._pooled(*batch.padded(pad_id(self.config)), batch.position)
         return self.finished(vectors)
@@ -187,14 +173,15 @@ class Encoder(nn.Module):
         original = mask
         options = dict[str, Tensor]()
         if self._last is not None:
+            token, position_of_token = self._last
             places = torch.arange(input_ids.shape[1] + 1, device=mask.device)[None]
             lengths = mask.sum(1, keepdim=True)
-            is_added = (places == lengths) & (lengths <= self._last.position)
+            is_added = (places == lengths) & (lengths <= position_of_token)
             original = nn.functional.pad(mask, (0, 1))
             input_ids = nn.functional.pad(input_ids, (0, 1))
             mask = original | is_added
-            input_ids = torch.where(is_added, self._last.token, input_ids)
-            positions = torch.where(is_added, self._last.position, places) + self._last.first
+            input_ids = torch.where(is_added, token, input_ids)
+            positions = torch.where(is_added, position_of_token, places) + self._first
             options["position_ids"] = torch.where(mask, positions, 0)
         hidden = self.backbone(
             input_ids=input_ids, attention_mask=mask.to(torch.int64), **options
@@ -310,11 +297,8 @@ def begin_with_idf(pooling: Pooling, folder: Path) -> None:
         return
     frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
     if frequencies is None:
-        logger.warning(
-            "%s has no %s, so all token weights of encoder.pooling=idf begin with 1",
-            folder,
-            TOKEN_FREQUENCIES_FILE,
-        )
+        message = "%s has no %s, so all token weights of encoder.pooling=idf begin with 1"
+        logger.warning(message, folder, TOKEN_FREQUENCIES_FILE)
         return
     idf = torch.from_numpy(frequencies.idf())
     start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf

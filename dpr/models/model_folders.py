@@ -1,52 +1,49 @@
 """Which file or folder is what, and a bi-encoder made of it: checkpoints of the toolkit and of the original
 DPR, folders of Hugging Face and sentence-transformers, adapters of peft.
 
+A folder of another library is read as one tower or two: a plain encoder, the DPR classes of transformers, two
+BERTs read at their first token, and the modules with weights of a sentence-transformers folder: the table of a
+``StaticEmbedding`` and the linear layers after the pooling (``Dense``).
+
 What a folder states wins over settings. Code in a folder is never run, and pickled weights are not read.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from dpr.core.errors import CheckpointError, ConfigError, InputError
+from dpr.core.errors import CheckpointError, ConfigError, InputError, first_line
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import SPACED_TITLE
-from dpr.data.tokenizer_files import check_files, load_tokenizer
+from dpr.data.text import SPACED_TITLE, TYPOGRAPHIC_APOSTROPHE
+from dpr.data.tokenizer_files import append_end_token, check_files, check_tokenizer_files, load_tokenizer
 from dpr.formats import checkpoints
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import (
     CONFIG,
     base_model,
+    check_safetensors,
+    distinct_weights,
     load_backbone,
+    load_weights,
     read_config,
     read_object,
     refuse_impossible_sizes,
+    require_plain,
 )
-from dpr.models.encoder import ModelParts
-from dpr.models.foreign_towers import (
-    CTX,
-    DPR_PAIR,
-    QUESTION,
-    ForeignTower,
-    backbone_metadata,
-    backbone_tower,
-    dpr_tower,
-    is_dpr,
-    joined,
-    marks_segments,
-    projected,
-    static_tower,
-)
+from dpr.models.encoder import ModelParts, present
 from dpr.models.pooling import is_user_defined
 from dpr.models.sentence_transformers import (
     MODULES,
@@ -56,26 +53,429 @@ from dpr.models.sentence_transformers import (
     described_settings,
     read_modules,
     stated_length,
-    tokenizer_length,
 )
 from dpr.models.settings import EncoderSettings
+from dpr.models.static import StaticConfig
+from dpr.models.trials import longest_sequence
+from dpr.storage.durable import read_json
 from dpr.storage.untrusted import describe
+
+QUESTION = "question_encoder"
+CTX = "ctx_encoder"
+DPR_PAIR = (
+    f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder"
+    f" as {CTX}"
+)
+# Keys of a config that two towers may state differently, since they change no vector.
+_NO_MATTER = re.compile(
+    r"_?name_or_path|architectures|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|.*drop.*|.*_token_id|problem_type"
+    r"|(id2label|label2id)|projection_dim"
+)
+
+
+class ForeignTower(NamedTuple):
+    """One tower as it was read. ``weights`` by their names within a tower; those of an adapter end in
+    ``lora_A.weight``."""
+
+    source: Path
+    config: Any
+    tokenizer: Any
+    weights: dict[str, Tensor]
+    longest: int | None = None
+    """Positions of the backbone; None where it needs none."""
+    has_token_types: bool = False
+    """Whether its backbone takes token types, which the library passes to it and the toolkit leaves out."""
+    settings: Mapping[str, Any] = {}
+    """What its weights decide: ``projection_dim``, and of an adapter rank, scale and layers."""
+    base: BaseModel | None = None
+    """The model that its adapter belongs to."""
+
+
+def backbone_tower(folder: Path) -> ForeignTower:
+    """A Hugging Face folder with a whole encoder and its tokenizer.
+
+    Raises:
+        InputError: it cannot be loaded.
+        CheckpointError: it is none that gives a state for every token.
+    """
+    check_safetensors(folder)
+    backbone: Any = load_backbone(str(folder))
+    if (
+        backbone.config.is_encoder_decoder and hasattr(backbone, "decoder")
+    ) or backbone.config.model_type == "dpr":
+        raise CheckpointError(
+            f"is a {type(backbone).__name__}",
+            file=folder,
+            expected="one encoder that gives a vector for every token, such as a BERT",
+        )
+    weights = {f"backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
+    return ForeignTower(
+        folder, backbone.config, load_tokenizer(folder), weights, *backbone_metadata(backbone)
+    )
+
+
+def backbone_metadata(backbone: Any) -> tuple[int | None, bool]:
+    """The longest text of a backbone in tokens, and whether it takes token types."""
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    longest = None
+    if isinstance(positions, int) and positions > 0:
+        longest = longest_sequence(backbone, positions)
+    return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
+
+
+def is_dpr(folder: Path) -> bool:
+    """Whether a folder is that of one of these classes."""
+    return (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("model_type") == "dpr"
+
+
+def dpr_tower(folder: Path) -> ForeignTower:
+    """The question or the context tower, as the folder is named.
+
+    Raises:
+        InputError: a file is absent or damaged.
+        CheckpointError: the folder holds the other encoder, or none.
+    """
+    from transformers import BertConfig, DPRContextEncoder, DPRQuestionEncoder
+
+    check_files(folder, within=folder.parent)
+    check_safetensors(folder)
+    model_class = DPRQuestionEncoder if folder.name == QUESTION else DPRContextEncoder
+    encoder = getattr(load_weights(model_class, folder, read_config(folder)), folder.name)
+    weights = {f"backbone.{key}": tensor for key, tensor in distinct_weights(encoder.bert_model).items()}
+    if encoder.projection_dim:
+        weights |= {f"encode_proj.{key}": value for key, value in encoder.encode_proj.state_dict().items()}
+    values = encoder.config.to_dict()
+    for key in ("model_type", "architectures", "projection_dim"):
+        values.pop(key, None)
+    config = BertConfig.from_dict(values)
+    # BERT's tokenizer where the class is one of DPR's: some of these lower-case every text, whatever their
+    # file says.
+    kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", "DPR")
+    options = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
+    return ForeignTower(
+        folder,
+        config,
+        load_tokenizer(folder, **options),
+        weights,
+        config.max_position_embeddings,
+        settings={"projection_dim": encoder.projection_dim},
+    )
+
+
+def marks_segments(tower: ForeignTower, *texts: str) -> bool:
+    """Whether a token type other than 0 reaches the backbone for one text, or a pair."""
+    names = getattr(tower.tokenizer, "model_input_names", ())
+    return (
+        tower.has_token_types
+        and "token_type_ids" in names
+        and any(tower.tokenizer(*texts, verbose=False).encodings[0].type_ids)
+    )
+
+
+def joined(
+    question: ForeignTower,
+    ctx: ForeignTower,
+    settings: EncoderSettings,
+    *,
+    lengths: tuple[int | None, int | None] = (None, None),
+    stated: frozenset[str] = frozenset(),
+    own_text: bool = False,
+) -> ModelParts:
+    """Two towers, or one given twice, as a bi-encoder.
+
+    Args:
+        lengths: of questions and passages, where they are stated; None: as ``settings`` say.
+        own_text: questions keep their typographic apostrophes, as in the library, unless its tokenizer of
+            questions makes them plain. With one tower for both sides they always do.
+
+    Raises:
+        CheckpointError: the towers differ in more than weights.
+        ConfigError: the tokenizer or a length does not fit.
+    """
+    metadata = [
+        {name: value for name, value in tower.config.to_dict().items() if not _NO_MATTER.fullmatch(name)}
+        | {f"encoder.{name}": value for name, value in tower.settings.items()}
+        for tower in (question, ctx)
+    ]
+    # the family explains all others
+    for name in sorted({**metadata[0], **metadata[1]}, key=lambda name: (name != "model_type", name)):
+        values = [each.get(name) for each in metadata]
+        if values[0] != values[1]:
+            raise CheckpointError(
+                f"its two encoders differ in {name} ({str(values[0])[:60]} and {str(values[1])[:60]})",
+                file=question.source.parent,
+                expected="two encoders of one kind, which differ in weights only",
+            )
+    plain = _same_tokenizer(question, ctx)
+    of_ctx = lengths[1] or settings.sequence_length
+    of_ctx = min(of_ctx, ctx.longest or of_ctx)
+    of_question = lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
+    of_question = min(of_question, question.longest or of_question)
+    if settings.projection_dim not in (0, question.settings.get("projection_dim")):
+        raise CheckpointError(
+            f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection",
+            file=question.source,
+            hint="set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>",
+        )
+    of_weights: dict[str, Any] = {
+        "projection_dim": 0,
+        "projection_activation": "none",
+        "adapter": "none",
+        "static_questions": False,  # a model becomes one after it is loaded
+        **question.settings,
+    }
+    settings = replace(
+        settings,
+        **of_weights,
+        shared=question is ctx,
+        sequence_length=of_ctx,
+        question_length=0 if of_question == of_ctx else of_question,
+    )
+    if own_text or plain or question is ctx:
+        settings = replace(settings, plain_apostrophes=plain)
+    if settings.append_eos:
+        append_end_token(ctx.tokenizer)
+    tensorizer = Tensorizer(
+        ctx.tokenizer, sequence_length=settings.sequence_length, question_length=settings.question_length
+    )
+    settings = present(tensorizer, settings)
+    towers = {"question": question} if question is ctx else {"question": question, "ctx": ctx}
+    weights = {}
+    for side, tower in towers.items():
+        for name, tensor in tower.weights.items():
+            if tower.base is not None and name.startswith("backbone."):
+                # adapters are those of the one backbone, whose first name is the question tower's
+                weights[f"question_model.{name.removesuffix('weight')}{side}.weight"] = tensor
+            else:
+                weights[f"{side}_model.{name}"] = tensor
+    return ModelParts(settings, question.config, tensorizer, weights, stated=stated, base=question.base)
+
+
+def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
+    """Whether the tokenizer of questions makes typographic apostrophes plain, and so differs from that of
+    passages.
+
+    Raises:
+        CheckpointError: it differs in anything else.
+    """
+    if question is ctx:
+        return False
+    # What decides the ids of a text, but for its length.
+    states: list[dict[str, Any]] = []
+    for tokenizer in (question.tokenizer, ctx.tokenizer):
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        lengths = {"truncation": None, "padding": None, "truncation_side": tokenizer.truncation_side}
+        states.append(state | lengths | {"normalizer": _steps(state.get("normalizer"))})
+    first, second = states
+    if first == second:
+        return False
+    steps = first["normalizer"]
+    rule = steps[0] if steps else {}
+    if rule.get("pattern") == {"String": TYPOGRAPHIC_APOSTROPHE} and rule.get("content") == "'":
+        first["normalizer"] = steps[1:]
+        if first == second:
+            return True
+    differing = next(name for name in second if first[name] != second[name])
+    raise CheckpointError(
+        f"the tokenizers of questions and passages differ ({differing})",
+        file=question.source.parent,
+        expected="one tokenizer; the toolkit's towers share it",
+    )
+
+
+def _steps(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The normalizers that texts pass one after the other."""
+    if normalizer is None:
+        return []
+    if normalizer["type"] == "Sequence":
+        return [step for part in normalizer["normalizers"] for step in _steps(part)]
+    return [normalizer]
+
+
+LONGEST = 1 << 17
+"""The length of texts where the tokenizer's file cuts none: the library reads them to the end."""
+_TOKENIZER = "tokenizer.json"
+_EMPTY = "<|empty|>"
+# What would make a Dense anything but a linear layer of the pooled vector.
+_PLAIN_DENSE = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+    "use_residual": False,
+}
+_TANH = "torch.nn.modules.activation.Tanh"
+_ACTIVATIONS = {"torch.nn.modules.linear.Identity": "none", _TANH: "tanh"}
+_TABLE = "embedding.weight"
+_WEIGHT = "linear.weight"
+_BIAS = "linear.bias"
+
+
+def static_tower(folder: Path) -> tuple[ForeignTower, int]:
+    """The tower, and the length at which texts are cut.
+
+    The tokenizer adds no special tokens. A text without tokens gets one of its own, whose row is zero, as its
+    vector is in the library.
+
+    Raises:
+        InputError: a file is absent, damaged, or of an unknown layout.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    check_safetensors(folder)
+    file = folder / _TOKENIZER
+    if not file.is_file():
+        raise InputError("there is no such file", file=file)
+    check_tokenizer_files(folder)
+    state = read_json(file)
+    length = (state.get("truncation") or {}).get("max_length", LONGEST)
+    length = min(length, LONGEST) if type(length) is int and length > 0 else LONGEST
+    without = {"post_processor": None, "truncation": None, "padding": None}
+    try:
+        given = PreTrainedTokenizerFast(tokenizer_file=str(file))
+        backend: Any = type(given.backend_tokenizer)
+        tokenizer: Any = PreTrainedTokenizerFast(
+            tokenizer_object=backend.from_str(json.dumps(state | without)),
+            pad_token=_EMPTY,
+            truncation_side=given.truncation_side,
+        )
+    except (
+        BaseException
+    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(
+            f"cannot be read ({first_line(error)})",
+            file=file,
+            expected="a tokenizer of the tokenizers library",
+        ) from error
+    # The rows by token id: those of the library, or of model2vec.
+    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
+    table = stored.get(_TABLE, stored.get("embeddings"))
+    if table is None or len(stored) != 1 or table.dim() != 2 or not table.is_floating_point():
+        raise CheckpointError(
+            f"holds {', '.join(sorted(stored))[:100] or 'nothing'}",
+            file=folder / checkpoints.MODEL_FILE,
+            expected=f"a table of numbers alone, {_TABLE} or embeddings, with a row for each token",
+        )
+    table = table.float()
+    empty = int(tokenizer.convert_tokens_to_ids(_EMPTY))
+    largest = max(token for token in tokenizer.get_vocab().values() if token != empty)
+    if largest >= len(table):
+        raise CheckpointError(
+            f"has {len(table)} rows",
+            file=folder,
+            expected=f"one for each of the tokenizer's {largest + 1} tokens",
+        )
+    table = torch.cat([table, table.new_zeros(max(empty + 1 - len(table), 0), table.shape[1])])
+    table[empty] = 0
+    config = StaticConfig(vocab_size=len(table), hidden_size=table.shape[1], pad_token_id=empty)
+    return ForeignTower(folder, config, tokenizer, {"backbone.words.weight": table}), length
+
+
+def write_table(folder: Path, rows: Tensor) -> None:
+    """Writes the rows (V, D) of a ``StaticEmbedding``."""
+    checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, {_TABLE: rows})
+
+
+def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
+    """The tower with the layers, one after the other, as its projection: linear layers after each other are
+    one, and the last may have an activation.
+
+    Raises:
+        CheckpointError: a layer is not linear, or damaged.
+    """
+    if not folders:
+        return tower
+    weight, bias, activation = dense_layer(folders[0])
+    for folder in folders[1:]:
+        if activation != "none":
+            raise CheckpointError(
+                "another Dense comes after its activation",
+                file=folder.parent,
+                expected="Tanh in the last Dense alone",
+            )
+        second, added, activation = dense_layer(folder)
+        if second.shape[1] != len(weight):
+            raise CheckpointError(
+                f"takes vectors of {second.shape[1]} numbers",
+                file=folder,
+                expected=f"the {len(weight)} it is given",
+            )
+        weight = second @ weight
+        bias = second @ bias + added
+    layer = {"encode_proj.weight": weight.float().contiguous(), "encode_proj.bias": bias.float()}
+    return tower._replace(
+        weights=tower.weights | layer,
+        settings={**tower.settings, "projection_dim": len(weight), "projection_activation": activation},
+    )
+
+
+def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
+    """Matrix and bias in fp64, and what follows."""
+    file = folder / CONFIG
+    stated = read_object(file)
+    if not stated:
+        raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
+    require_plain(stated, _PLAIN_DENSE, file, "a linear layer behind the pooling")
+    function = stated.get("activation_function", _TANH)
+    activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
+    if activation is None:
+        raise CheckpointError(
+            f"activation_function of this Dense is {describe(function)}",
+            file=file,
+            expected="Identity or Tanh",
+        )
+    check_safetensors(folder)
+    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
+    weight = stored.get(_WEIGHT, torch.zeros(0)).double()
+    bias = stored.get(_BIAS, weight.new_zeros(len(weight))).double()
+    if not stored.keys() <= {_WEIGHT, _BIAS} or weight.dim() != 2 or bias.shape != weight.shape[:1]:
+        raise CheckpointError(
+            f"holds {', '.join(sorted(stored))[:100] or 'nothing'}",
+            file=folder / checkpoints.MODEL_FILE,
+            expected="the matrix and bias of one linear layer",
+        )
+    return weight, bias, activation
+
+
+def write_dense(folder: Path, weight: Tensor, bias: Tensor | None, activation: str) -> None:
+    """Writes a linear layer, its matrix (outputs, inputs), with ``encoder.projection_activation`` behind
+    it."""
+    rows, columns = weight.shape
+    function = next(function for function, name in _ACTIVATIONS.items() if name == activation)
+    stated = {
+        "in_features": columns,
+        "out_features": rows,
+        "bias": bias is not None,
+        "activation_function": function,
+    }
+    write_module(folder, stated, {_WEIGHT: weight} | ({} if bias is None else {_BIAS: bias}))
+
+
+def write_module(folder: Path, stated: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Writes the settings and, where it has any, the weights of a module."""
+    folder.mkdir(exist_ok=True)
+    checkpoints.write_json_file(folder, CONFIG, stated)
+    if weights:
+        checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, weights)
+
 
 WEIGHTS = "adapter_model.safetensors"
 NAME = "base_model.model.{layer}.{kind}.weight"
 """Of a matrix, ``kind`` lora_A or lora_B."""
 _CONFIG = "adapter_config.json"
 _NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
-# Settings by which an adapter would be more than two matrices beside every layer of a kind.
-_OTHERS = (
-    "use_dora",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "lora_bias",
-    "trainable_token_indices",
-    "layer_replication",
-)
+# By any other an adapter would be more than two matrices beside every layer of a kind.
+_PLAIN = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "lora_bias": False,
+    "trainable_token_indices": None,
+    "layer_replication": None,
+}
 _LARGEST = 1 << 20
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 
@@ -95,23 +495,14 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
     """
     file = folder / _CONFIG
     stated = read_object(file)
-    odd = [name for name in _OTHERS if stated.get(name)]
-    if stated.get("bias", "none") != "none":
-        odd.append("bias")
-    if stated.get("peft_type") != "LORA":
-        odd.insert(0, "peft_type")
-    if odd:
-        raise CheckpointError(
-            f"{odd[0]} is {describe(stated.get(odd[0]))}",
-            file=file,
-            expected="plain LoRA",
-            hint="merge it (merge_and_unload of peft) and save the whole model",
-        )
+    require_plain(
+        stated, _PLAIN, file, "plain LoRA; merge_and_unload of peft makes a whole model of any other"
+    )
     if not (folder / WEIGHTS).is_file():
-        hint = "save it again with save_pretrained of a recent peft"
-        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder, hint=hint)
+        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder)
     layers = set()
     weights = {}
+    ranks = set()
     for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
         parts = _NAME.fullmatch(name)
         if parts is None or tensor.dim() != 2:
@@ -120,30 +511,24 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
             )
         layers.add(parts["layer"].rpartition(".")[2])
         weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
-    ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
+        if parts["kind"] == "lora_A":
+            ranks.add(tensor.shape[0])
     rank = stated.get("r")
     alpha = stated.get("lora_alpha")
-    is_number = (
-        isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
-    )
-    if type(rank) is not int or ranks != {rank} or not is_number:
-        found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
-        raise CheckpointError(found, file=file, expected=f"numbers; the weights have rank {sorted(ranks)}")
-    stored = stated.get("base_model_name_or_path")
-    if not given and (not isinstance(stored, str) or not stored):
+    if type(rank) is not int or ranks != {rank} or not _is_finite(alpha):
         raise CheckpointError(
-            "names no base model",
+            f"r is {describe(rank)} and lora_alpha {describe(alpha)}",
             file=file,
-            hint="set encoder.pretrained_model_cfg=<folder of that model>",
+            expected=f"numbers; the weights have rank {sorted(ranks)}",
         )
-    with base_model(given, str(stored), folder) as name:
+    with base_model(given, stated.get("base_model_name_or_path"), file) as name:
         backbone: Any = load_backbone(name)
         has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
         tokenizer = load_tokenizer(folder if has_tokenizer else name)
     settings = {
         "adapter": "lora",
         "lora_rank": rank,
-        "lora_alpha": float(stated["lora_alpha"]) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
+        "lora_alpha": float(alpha) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
         "lora_targets": ",".join(sorted(layers)),
     }
     return ForeignTower(
@@ -158,7 +543,6 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
 
 
 TOWERS = ("question_model", "ctx_model")
-OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the tokenizer's files>"
 
 
 def read_model_parts(
@@ -186,9 +570,7 @@ def read_model_parts(
             file=path,
             expected="hf_bert; other kinds of towers are not read",
         )
-    if not pretrained_model_cfg and not stored.pretrained_model_cfg:
-        raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
-    with base_model(pretrained_model_cfg, stored.pretrained_model_cfg or "", path) as name:
+    with base_model(pretrained_model_cfg, stored.pretrained_model_cfg, path) as name:
         config = read_config(name)
         tensorizer = Tensorizer.load(
             name,
@@ -273,7 +655,7 @@ def read_model(
         if is_dpr(folder / QUESTION) and is_dpr(folder / CTX):
             question = dpr_tower(folder / QUESTION)
             ctx = dpr_tower(folder / CTX)
-            lengths = (tokenizer_length(question.source), tokenizer_length(ctx.source))
+            lengths = (stated_length(question.source, SIDES[0]), stated_length(ctx.source, SIDES[1]))
             settings = replace(settings, pooling="cls", normalize=False)
             return joined(question, ctx, settings, lengths=lengths, own_text=True), folder
         if is_adapter(folder):
@@ -311,16 +693,19 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
     if settings.projection_activation not in ("none", "tanh"):
-        found = f"projection_activation is {settings.projection_activation[:40]}"
-        raise CheckpointError(found, file=file, expected="none or tanh")
+        raise CheckpointError(
+            f"projection_activation is {settings.projection_activation[:40]}",
+            file=file,
+            expected="none or tanh",
+        )
     for key, value in known.items():
         if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
             raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")
-    temperature = _temperature(stored.get("temperature"), file)
     if is_user_defined(settings.pooling) and settings.pooling != given_pooling:
-        found = f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run"
         raise CheckpointError(
-            found, file=file, hint=f"if you trust that class, set encoder.pooling={settings.pooling}"
+            f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run",
+            file=file,
+            hint=f"if you trust that class, set encoder.pooling={settings.pooling}",
         )
     encoder = folder / checkpoints.ENCODER_FOLDER
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
@@ -333,12 +718,16 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         named = stored.get("base")
         texts: list[Any] = [named.get(key) for key in BaseModel._fields] if isinstance(named, dict) else []
         if not texts or not all(isinstance(text, str) and text for text in texts):
-            expected = "name and fingerprint of the model its adapters belong to"
-            raise CheckpointError(f"base is {describe(named)}", file=file, expected=expected)
+            raise CheckpointError(
+                f"base is {describe(named)}",
+                file=file,
+                expected="name and fingerprint of the model its adapters belong to",
+            )
         # adapters may not be larger than the weights beside them
         if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
-            found = f"lora_rank is {settings.lora_rank}"
-            raise CheckpointError(found, file=file, expected="that of the weights")
+            raise CheckpointError(
+                f"lora_rank is {settings.lora_rank}", file=file, expected="that of the weights"
+            )
         base = BaseModel(*texts)
     tensorizer = Tensorizer.load(
         encoder,
@@ -346,15 +735,26 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         question_length=settings.question_length,
         append_eos=settings.append_eos,
     )
-    learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     tensorizer.present(settings.part(TextSettings))
-    learned_temperature = _temperature(learned, folder / checkpoints.MODEL_FILE)
-    stated = frozenset(asdict(TextSettings()))
-    return ModelParts(settings, config, tensorizer, weights, temperature, learned_temperature, base, stated)
+    learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
+    return ModelParts(
+        settings,
+        config,
+        tensorizer,
+        weights,
+        temperature=_temperature(stored.get("temperature"), file),
+        learned_temperature=_temperature(learned, folder / checkpoints.MODEL_FILE),
+        base=base,
+        stated=frozenset(asdict(TextSettings())),
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _temperature(value: Any, file: Path) -> float | None:
-    if value is not None and not (type(value) in (int, float) and 0 < value <= sys.float_info.max):
+    if value is not None and not (_is_finite(value) and value > 0):
         raise CheckpointError(
             f"temperature is {describe(value)}", file=file, expected="a finite number above 0"
         )
@@ -376,18 +776,20 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
             tower = backbone_tower(modules.body)
         read[modules] = projected(tower, modules.dense), length
         if marks_segments(tower, "1"):
-            expected = "token type 0; the toolkit has no other"
             raise CheckpointError(
-                "its tokenizer gives the tokens of a text other types", file=tower.source, expected=expected
+                "its tokenizer gives the tokens of a text other types",
+                file=tower.source,
+                expected="token type 0; the toolkit has no other",
             )
         if "title_template" not in stated and not settings.title_template and marks_segments(tower, "1", "2"):
             # As everyone does who encodes titles with the library; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
     (question, question_length), (ctx, ctx_length) = (read[modules] for modules in sides)
-    question_length = question_length or stated_length(sides[0].body, SIDES[0]) or question.longest
-    ctx_length = ctx_length or stated_length(sides[1].body, SIDES[1]) or ctx.longest
+    lengths = (
+        question_length or stated_length(sides[0].body, SIDES[0]) or question.longest,
+        ctx_length or stated_length(sides[1].body, SIDES[1]) or ctx.longest,
+    )
     width = question.settings.get("projection_dim", question.config.hidden_size)
     if settings.dimensions >= width:  # where there is nothing to cut
         settings = replace(settings, dimensions=0)
-    lengths = (question_length, ctx_length)
     return joined(question, ctx, settings, lengths=lengths, stated=stated, own_text=True)

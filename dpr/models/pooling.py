@@ -226,8 +226,9 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
                 if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
                     raise ValueError("it reads other tokens than token_read states")
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        found = f"does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
-        raise ConfigError(f"{_SETTING}={name} {found}") from error
+        raise ConfigError(
+            f"{_SETTING}={name} does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
+        ) from error
     return pooling, int(padded.shape[1])
 
 
@@ -253,8 +254,10 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
             vectors = vectors_of(batch)
             alone = vectors_of(batch.select(torch.tensor([2])))[0] if warn_of_padding else vectors[2]
     except FAILURES as error:
-        found = f"a {kind} cannot be a tower, since it does not encode short texts ({first_line(error)})"
-        raise ConfigError(f"encoder.pretrained_model_cfg: {found}") from error
+        raise ConfigError(
+            f"encoder.pretrained_model_cfg: a {kind} cannot be a tower, since it does not encode short texts"
+            f" ({first_line(error)})"
+        ) from error
     spread = (vectors - vectors.mean(0)).square().mean().sqrt()
     if (vectors[1] - vectors[3]).abs().max() < 1e-5 * spread:
         raise ConfigError(

@@ -1,5 +1,5 @@
 """sentence-transformers folders, read and written: the modules that the texts of each side pass, and what the
-settings beside them say of vectors and texts. Those with weights are in ``dpr.models.foreign_towers``.
+settings beside them say of vectors and texts. Those with weights are in ``dpr.models.model_folders``.
 
 Each is applied or refused: a folder whose vectors would be others than the library's is not read.
 """
@@ -37,8 +37,7 @@ DENSE = "Dense"
 NORMALIZE = "Normalize"
 ROUTER = "Router"
 _OWN = "dpr"
-"""Under this key the library's file states what it has no place for: the title template, and that questions'
-apostrophes become plain."""
+"""Under this key the library's file states what it has no place for: the title template."""
 _PACKAGE = "sentence_transformers."
 _LIBRARY = "config_sentence_transformers.json"
 _ROUTER = "router_config.json"
@@ -118,24 +117,22 @@ def read_modules(folder: Path) -> tuple[Modules, Modules]:
     if chain and _kind(chain[0][1]) == ROUTER:
         router = chain[0][0]
         stated = read_object(router / _ROUTER)
-        parts = [stated.get(name) or {} for name in ("types", "structure", "parameters")]
-        if not all(isinstance(part, dict) for part in parts):
-            raise CheckpointError("types, structure and parameters are not objects", file=router / _ROUTER)
-        types, structure, parameters = parts
+        parts = [stated.get(name) for name in ("types", "structure", "parameters")]
+        types, structure, parameters = (part if isinstance(part, dict) else {} for part in parts)
         routes: list[Any] = [structure.get(side) for side in SIDES]
         if parameters.get("route_mappings") or not all(isinstance(route, list) for route in routes):
             raise CheckpointError(
-                f"the routes are {', '.join(map(str, structure))[:100] or 'none'}",
+                f"the routes are {', '.join(structure)[:100] or 'none'}",
                 file=router / _ROUTER,
                 expected="modules for query and document, and no route_mappings",
             )
-        question, ctx = (
-            [(_inside(router, name, router / _ROUTER), str(types.get(name))) for name in route]
+        chains = [
+            [(_inside(router, name, router / _ROUTER), str(types.get(name))) for name in route] + chain[1:]
             for route in routes
-        )
-        return _modules([*question, *chain[1:]], file), _modules([*ctx, *chain[1:]], file)
-    modules = _modules(chain, file)
-    return modules, modules
+        ]
+    else:
+        chains = [chain, chain]
+    return _modules(chains[0], file), _modules(chains[1], file)
 
 
 def _modules(chain: list[tuple[Path, str]], file: Path) -> Modules:
@@ -172,9 +169,10 @@ def described_settings(
     modules, of_ctx = sides
     pooling = _pooling(modules, settings.pooling)
     if pooling != _pooling(of_ctx, settings.pooling) or modules.normalize != of_ctx.normalize:
-        found = "pools or normalises questions and passages differently"
         raise CheckpointError(
-            found, file=folder, expected="the same on both sides; the toolkit's towers share these settings"
+            "pools or normalises questions and passages differently",
+            file=folder,
+            expected="the same on both sides; the toolkit's towers share these settings",
         )
     text: dict[str, Any] = prompts_of(library, file) | own_text(folder)
     try:
@@ -187,16 +185,18 @@ def described_settings(
             is_loading = isinstance(given, dict) and not given.keys() - _LOADING
             is_odd = bool(_ARGUMENTS.fullmatch(name)) and not is_loading
             if given and (is_odd or given != _PLAIN_BODY.get(name, given)):
-                expected = (
-                    "a plain Transformer: the tokenizer's ids, the encoder's last hidden states of a text"
+                raise CheckpointError(
+                    f"{name} is {describe(given)}",
+                    file=body,
+                    expected="a plain Transformer: the tokenizer's ids, the encoder's last hidden states of a text",
                 )
-                raise CheckpointError(f"{name} is {describe(given)}", file=body, expected=expected)
     width = library.get("truncate_dim") or 0
     if type(width) is not int or width < 0 or (width and modules.normalize and not has_cosine):
-        expected = (
-            "none, or a cosine as similarity: the library cuts scaled vectors, the toolkit scales cut ones"
+        raise CheckpointError(
+            f"truncate_dim is {describe(width)}",
+            file=file,
+            expected="none, or a cosine as similarity: the library cuts scaled vectors, the toolkit scales cut ones",
         )
-        raise CheckpointError(f"truncate_dim is {describe(width)}", file=file, expected=expected)
     if has_cosine and (width or not modules.normalize):
         logger.info(
             "%s: vectors are scaled to length 1, as its similarity (cosine) does; the library returns them"
@@ -273,24 +273,19 @@ def stated_length(body: Path, side: str) -> int | None:
     The library's own file takes precedence over the tokenizer's.
     """
     own = body_settings(body)
-    return _length(own.get(f"{side}_length")) or _length(own.get("max_seq_length")) or tokenizer_length(body)
-
-
-def tokenizer_length(folder: Path) -> int | None:
-    """The longest text of a tokenizer in tokens, where its file states one."""
-    return _length(read_object(folder / "tokenizer_config.json").get("model_max_length"))
-
-
-def _length(value: Any) -> int | None:
-    """A length, unless it is none, or the number by which a tokenizer says that it has none."""
-    return value if type(value) is int and 3 <= value <= _LONGEST_CONTEXT else None
+    tokenizer = read_object(body / "tokenizer_config.json")
+    for value in (own.get(f"{side}_length"), own.get("max_seq_length"), tokenizer.get("model_max_length")):
+        # A tokenizer says by a huge number that it has none.
+        if type(value) is int and 3 <= value <= _LONGEST_CONTEXT:
+            return value
+    return None
 
 
 def body_settings(body: Path) -> dict[str, Any]:
     """The library's settings of a Transformer; empty where there are none. Earlier versions named the file
     after the family: sentence_roberta_config.json."""
-    files = sorted(body.glob("sentence_*_config.json"))
-    return next((found for file in files if (found := read_object(file))), {})
+    found = map(read_object, sorted(body.glob("sentence_*_config.json")))
+    return next(filter(None, found), {})
 
 
 def prompts_of(library: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -397,12 +392,10 @@ def write_library_settings(
         "prompts": {SIDES[0]: settings.query_prompt, SIDES[1]: settings.passage_prompt, **settings.prompts},
         "default_prompt_name": None,
         "similarity_fn_name": similarity,
-        _OWN: {
-            "title_template": settings.title_template,
-            "plain_apostrophes": settings.plain_apostrophes and not settings.shared,
-        },
+        _OWN: {"title_template": settings.title_template},
+        "truncate_dim": width,
     }
-    write_json_file(folder, _LIBRARY, stated | ({} if width is None else {"truncate_dim": width}) | others)
+    write_json_file(folder, _LIBRARY, stated | others)
 
 
 def write_body_settings(folder: Path, longest: int, of_sides: Sequence[int] = ()) -> None:

@@ -103,21 +103,17 @@ class EncoderSettings(VectorSettings, TextSettings):
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only where they are not as usual, so that fingerprints of other
         models stay the same."""
-        defaults = {
-            "projection_activation": "none",
-            "dpr_trailing_sep": False,
-            "append_eos": False,
-            "static_questions": False,
-            "dimensions": 0,
-            **asdict(TextSettings()),
-        }
-        of_adapters = () if self.adapter != "none" else ("adapter", "lora_rank", "lora_alpha", "lora_targets")
         values = asdict(self) | {"prompts": dict(sorted(self.prompts.items()))}
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in of_adapters and (name not in defaults or value != defaults[name])
-        }
+        default = EncoderSettings()
+        later = ["projection_activation", "dpr_trailing_sep", "append_eos", "static_questions", "dimensions"]
+        later += [item.name for item in fields(TextSettings)]
+        for name in later:
+            if values[name] == getattr(default, name):
+                del values[name]
+        if self.adapter == "none":
+            for name in ("adapter", "lora_rank", "lora_alpha", "lora_targets"):
+                del values[name]
+        return values
 
 
 @dataclass
@@ -155,19 +151,17 @@ class GivenTextSettings(TextOptions):
             for item in fields(TextSettings)
             if (value := getattr(self, item.name)) not in (None, {})
         }
+        prompts = own.prompts | self.prompts
         for name, value in given.items():
             was = getattr(own, name)
-            differs = (
-                any(was.get(key, text) != text for key, text in value.items())
-                if name == "prompts"
-                else value != was
-            )
+            # a further prompt changes nothing of the model's own
+            differs = prompts | was != prompts if name == "prompts" else value != was
             if differs and name in stated and not self.allow_other_prompts:
                 raise ConfigError(
                     f"encoder.{name}={value!r}, but {source} was trained with {was!r}; leave it out, or set "
                     "encoder.allow_other_prompts=true to use it with yours"
                 )
-        return replace(own, **given | {"prompts": own.prompts | self.prompts})
+        return replace(own, **given | {"prompts": prompts})
 
 
 @dataclass
@@ -217,18 +211,22 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        if self.static_questions and (self.shared or self.adapter != "none"):
-            other = "shared=true" if self.shared else f"adapter={self.adapter}"
-            raise _exclusive(f"{prefix}static_questions=true", prefix + other)
+        adapter = f"adapter={self.adapter}"
+        has_adapter = self.adapter != "none"
+        for first, second, are_both in (
+            ("static_questions=true", "shared=true", self.static_questions and self.shared),
+            ("static_questions=true", adapter, self.static_questions and has_adapter),
+            (adapter, "fix_ctx_encoder=true", has_adapter and self.fix_ctx_encoder),
+            (adapter, "pretrained=false", has_adapter and not self.pretrained),
+            # with one tower nothing would train
+            ("shared=true", "fix_ctx_encoder=true", self.shared and self.fix_ctx_encoder),
+        ):
+            if are_both:
+                raise _exclusive(prefix + first, prefix + second)
         if 0 < self.question_length < 3:
             raise ConfigError(
                 f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0"
             )
-        if self.adapter != "none" and (self.fix_ctx_encoder or not self.pretrained):
-            other = "fix_ctx_encoder=true" if self.fix_ctx_encoder else "pretrained=false"
-            raise _exclusive(f"{prefix}adapter={self.adapter}", prefix + other)
-        if self.shared and self.fix_ctx_encoder:  # with one tower nothing would train
-            raise _exclusive(f"{prefix}shared=true", f"{prefix}fix_ctx_encoder=true")
 
     def check_attention(self, *, precision: str, trains: bool) -> None:
         """What ``attention`` needs of other settings."""
@@ -241,17 +239,20 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
                 "encoder.attention=varlen needs train.precision=bf16 or fp16, its kernel has no other; or"
                 " leave it out"
             )
-        key = "encoder.dropout"
-        probability = self.dropout
-        if self.attention_dropout is not None:
-            key = "encoder.attention_dropout"
-            probability = self.attention_dropout
-        if trains and probability > 0:
-            raise ConfigError(
-                f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set"
-                " encoder.attention_dropout=0 (encoder.dropout stays for everything else), or"
-                " encoder.attention=sdpa"
-            )
+        if trains and self.attention_dropout is None:
+            refuse_attention_dropout("encoder.dropout", self.dropout)
+        elif trains:
+            refuse_attention_dropout("encoder.attention_dropout", self.attention_dropout or 0.0)
+
+
+def refuse_attention_dropout(key: str, probability: float) -> None:
+    """ConfigError where ``encoder.attention=varlen`` would have to drop anything."""
+    if probability > 0:
+        raise ConfigError(
+            f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set"
+            " encoder.attention_dropout=0 (encoder.dropout stays for everything else), or"
+            " encoder.attention=sdpa"
+        )
 
 
 def _exclusive(first: str, second: str) -> ConfigError:

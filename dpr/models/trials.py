@@ -3,7 +3,6 @@ made."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -115,41 +114,22 @@ def first_position(backbone: Any) -> int | None:
 
 def longest_sequence(backbone: Any, length: int) -> int:
     """The most tokens, up to ``length``, for which the backbone has positions, and at which the vector of a
-    text does not depend on the longest text beside it."""
-    positions = getattr(backbone.config, "max_position_embeddings", None)
-    # some families number positions from the padding token's + 1 or + 2
-    if isinstance(positions, int) and 0 < positions < length + pad_id(backbone.config) + 3:
-        length = min(length, positions - (first_position(backbone) or 0))
-    return _steady_length(backbone, length)
+    text does not depend on the longest text beside it.
 
-
-def _steady_length(backbone: Any, length: int) -> int:
-    """The most tokens, up to ``length``, at which a token's rotation is that of its position, however long
-    the longest text of a batch is.
-
-    By some kinds of rotary positions (dynamic, longrope) it changes for all texts once one of them is longer
-    than the model's original length.
+    By some kinds of rotary positions (dynamic, longrope) it changes for all texts of a batch once one of them is
+    longer than the model's original length.
     """
-    shortest = LENGTHS[-1]
-    sample = torch.zeros(1, 1, 1, device=backbone.device)
-    places = torch.arange(max(length, shortest), device=backbone.device)[None]
-
-    def rotations(rotary: Any, kind: tuple[str, ...], tokens: int) -> Tensor:
-        return torch.stack(rotary(sample, places[:, :tokens], *kind))[..., :shortest, :]
-
-    with torch.no_grad():
-        for rotary in (module for module in backbone.modules() if hasattr(module, "rope_type")):
-            of_layers = isinstance(rotary.rope_type, dict)  # each kind of layer has its own
-            for kind in [(name,) for name in rotary.rope_type] if of_layers else [()]:
-
-                def changes(tokens: int, rotary: Any = rotary, kind: tuple[str, ...] = kind) -> bool:
-                    # The short text comes last: a module keeps what a long one made of it until then.
-                    long = rotations(rotary, kind, tokens)
-                    return not torch.equal(long, rotations(rotary, kind, shortest))
-
-                if length > shortest and changes(length):
-                    lengths = range(shortest, length)
-                    length = shortest + bisect_left(lengths, True, key=lambda tokens: changes(tokens + 1))
+    positions = getattr(backbone.config, "max_position_embeddings", None) or length
+    # some families number positions from the padding token's + 1 or + 2
+    if 0 < positions < length + pad_id(backbone.config) + 3:
+        length = min(length, positions - (first_position(backbone) or 0))
+    rotary = getattr(backbone.config, "rope_parameters", None) or {}
+    for part in (rotary, *rotary.values()):  # each kind of layer may have its own
+        kind = str(part.get("rope_type")) if isinstance(part, dict) else ""
+        if "dynamic" in kind:
+            length = min(length, positions)
+        elif kind == "longrope":
+            length = min(length, part["original_max_position_embeddings"])
     return length
 
 

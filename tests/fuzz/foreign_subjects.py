@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dpr.models.foreign_towers import ForeignTower, projected, static_tower
-from dpr.models.model_folders import adapter_tower
+from dpr.models.model_folders import ForeignTower, adapter_tower, projected, static_tower
 from dpr.models.sentence_transformers import described_settings, read_modules, stated_length
 from dpr.models.settings import EncoderSettings
 from tests.fuzz.mutations import BYTES, JSON, Mutation

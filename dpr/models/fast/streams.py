@@ -6,9 +6,8 @@ other programs the slowest is one whose core is taken, and each wait costs as mu
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -17,27 +16,19 @@ import torch
 def in_streams(work: Callable[[np.ndarray], None], parts: Iterable[np.ndarray]) -> None:
     """Calls ``work`` without gradient on every part, on as many threads as torch computes with.
 
-    The first error is raised; parts that have not begun are left out then.
+    An error of a part is raised; parts that have not begun are left out then.
     """
-    remaining = deque(parts)
     threads = torch.get_num_threads()
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
-    def stream() -> None:
-        # What torch keeps for each thread: its number of cores, autocast and whether gradients are recorded.
-        torch.set_num_threads(1)
+    def work_here(part: np.ndarray) -> None:
+        # torch keeps for each thread whether gradients are recorded, autocast, and its number of cores (below).
         with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            while remaining:
-                try:
-                    part = remaining.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                work(part)
+            work(part)
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="stream") as pool:
-        try:
-            for done in as_completed([pool.submit(stream) for _ in range(min(threads, len(remaining)))]):
-                done.result()
-        finally:
-            remaining.clear()
-            torch.set_num_threads(threads)  # of threads that are started later
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work_here, parts):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # of threads that are started later

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger, warn_once
 from dpr.models.fast.attention import AttentionOptions, PackedLayout, without_cudnn
+from dpr.models.settings import refuse_attention_dropout
 
 logger = get_logger(__name__)
 
@@ -51,12 +51,7 @@ class VarlenLayout:
             # The kernel takes a single query for the last token of its sequence; tokens that are read may be
             # anywhere.
             return PackedLayout.build(self.lengths, query.device).attend(query, key, value, options, read)
-        if options.dropout > 0:
-            raise ConfigError(
-                f"encoder.attention=varlen has no attention dropout, and it is {options.dropout}; set"
-                " encoder.attention_dropout=0 (encoder.dropout stays for everything else), or"
-                " encoder.attention=sdpa"
-            )
+        refuse_attention_dropout("attention_dropout", options.dropout)
         from torch.nn.attention import varlen
 
         back = -1 if options.window is None or options.covers(longest) else options.window - 1
@@ -102,7 +97,6 @@ def is_usable(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
         lack = (
             f"the kernel's heads are multiples of {HEAD_MULTIPLE} up to {WIDEST_HEAD} wide, not {head_size}"
         )
-    lack = lack or torch_lacks()
     if lack is not None:
         warn_once(logger, "encoder.attention=varlen has no effect here (%s); attention is SDPA's", lack)
     return lack is None
@@ -117,18 +111,4 @@ def device_lacks(device: torch.device) -> str | None:
         return "this build of torch has no Flash Attention"
     if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         return f"the kernel needs an Ampere GPU or a later one, not {torch.cuda.get_device_name(device)}"
-    return None
-
-
-def torch_lacks() -> str | None:
-    """Why this version of torch cannot run the kernel: the function is new and its signature has changed
-    (2.11 and later fit)."""
-    try:
-        from torch.nn.attention import varlen
-
-        inspect.signature(varlen.varlen_attn).bind(*range(7), scale=None, window_size=(-1, -1))
-    except (ImportError, AttributeError, TypeError) as error:
-        return (
-            f"torch {torch.__version__} has no varlen_attn that is called like that of torch 2.11 ({error})"
-        )
     return None

@@ -32,7 +32,7 @@ def state() -> tuple[Any, ...]:
     return constants.HF_HUB_OFFLINE, switches, theirs.get_verbosity(), theirs.is_progress_bar_enabled()
 
 
-@pytest.mark.parametrize("block", [no_downloads, backbones._without_adapters, backbones._quiet_loading])
+@pytest.mark.parametrize("block", [no_downloads, backbones._without_adapters, backbones.quiet_loading])
 def test_overlapping_blocks_end_as_the_process_was(block: Any) -> None:
     """The first of two ends while the second is inside, which stays in effect there; then the second ends."""
     before = state()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpr.core.errors import InputError
-from dpr.export.tower_files import merged, write_adapters
+from dpr.export.folders import merged, write_adapters
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.jobs import export as main
 from tests.unit.models.test_adapters import KINDS, batches, lora_model

@@ -13,8 +13,7 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.export.folders import check, edge_cases, export_folder, format_of
-from dpr.export.tower_files import merged
+from dpr.export.folders import check, edge_cases, export_folder, format_of, merged
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, shared
 from tests.helpers.jobs import export as main
@@ -90,7 +89,7 @@ def test_without_the_library_the_folder_is_written_unchecked(
     monkeypatch.setattr("dpr.export.folders.version_of", lambda package: None)
     export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "sentence-transformers", source="model")
     assert (
-        "not checked, since sentence_transformers is not installed: pip install sentence-transformers"
+        "not checked, since sentence-transformers is not installed: pip install sentence-transformers"
         in caplog.text
     )
     assert (tmp_path / "out" / "modules.json").is_file()

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from dpr.core.records import Passage
-from dpr.export.folders import format_of
+from dpr.export.folders import format_of, write_adapters
 from dpr.export.sentence_transformers import to_sentence_transformer
-from dpr.export.tower_files import write_adapters
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.adapters import base_folder, randomize_adapters

@@ -17,9 +17,8 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
-from dpr.export.folders import edge_cases, export_folder, format_of
+from dpr.export.folders import edge_cases, export_folder, format_of, merged
 from dpr.export.sentence_transformers import to_sentence_transformer
-from dpr.export.tower_files import merged
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.models.biencoder import BiEncoder

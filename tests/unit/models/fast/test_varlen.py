@@ -287,26 +287,6 @@ def test_trials_before_training_have_its_precision_and_warn_of_nothing(
     assert {call.dtype for call in calls} == {torch.bfloat16} and "no effect here" not in caplog.text
 
 
-def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):  # type: ignore[no-untyped-def]
-    return query
-
-
-def of_torch_2_11(  # type: ignore[no-untyped-def]
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
-):
-    return query
-
-
-@pytest.mark.parametrize(
-    ("function", "fits"), [(varlen_attn, True), (of_torch_2_11, True), (of_torch_2_10, False), (None, False)]
-)
-def test_a_torch_whose_function_is_called_otherwise_is_left_alone(
-    function: Any, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", function)
-    assert (varlen.torch_lacks() is None) == fits
-
-
 def test_nobody_waits_for_the_device_and_torch_takes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which has shapes and no values, so that whoever asks it for one fails; torch's own
     function checks the call."""
