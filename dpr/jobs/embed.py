@@ -14,6 +14,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out
 from dpr.jobs.sources import resolve_passage_source
 from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.trials import mention_bf16
 
 logger = get_logger(__name__)
 
@@ -61,6 +62,7 @@ def embed(config: EmbedConfig) -> EmbedReport:
         model = BiEncoder.load(
             str(config.model_file), device=device, options=options, **config.encoder.arguments()
         )
+        mention_bf16(model.ctx_model.backbone, device, config.precision, key="precision")
         report = embed_shard(model, source, config)
         if current_ranks().is_main:
             reused = (

@@ -35,6 +35,7 @@ from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
+from dpr.models.trials import mention_bf16
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import (
     DenseRetriever,
@@ -344,6 +345,7 @@ def _evaluate_set(
         embedding = EmbedConfig(
             out_file=str(start), precision=config.precision, batch_tokens=config.batch_tokens
         )
+        mention_bf16(model.ctx_model.backbone, model.device, config.precision, key="precision")
         embed_shard(model, source, embedding)
         index = ExactIndex(open_shards([f"{start}_0"]), device=model.device)
         retrievers["dense"] = DenseRetriever(model, index, form=form)

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.logs import get_logger
+
+logger = get_logger(__name__)
 
 LENGTHS = (11, 7, 4)
 # What model classes raise when they are called in a way that they do not support.
@@ -147,3 +150,11 @@ def layers_of(backbone: nn.Module) -> list[nn.Module]:
             default=[],
         )
     )
+
+
+def mention_bf16(backbone: Any, device: torch.device, precision: str, *, key: str) -> None:
+    """Says so where layers run in fp32 on a processor with instructions for bf16; ``key`` is the setting."""
+    if device.type != "cpu" or precision != "fp32" or is_static(backbone):
+        return
+    if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
+        logger.info("this processor multiplies bf16 faster than fp32: %s=bf16", key)

@@ -30,6 +30,7 @@ from dpr.formats.checkpoints import seal_run
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import checkpoint_activations
+from dpr.models.trials import mention_bf16
 from dpr.storage.durable import write_json
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun
 from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
@@ -110,6 +111,7 @@ class Trainer(Run):
         self.total_steps = self.plan.total_steps
         self.last_step = self.plan.last_step
 
+        mention_bf16(model.ctx_model.backbone, self.device, train.precision, key="train.precision")
         freeze_unneeded(model, precision=train.precision)
         if train.deterministic:
             # cuBLAS reads it on first use.

@@ -71,6 +71,20 @@ def test_the_command_line_of_dpr_writes_its_shard(
     assert "7 vectors of 16 dimensions" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("precision", "is_said"), [("fp32", True), ("bf16", False)])
+def test_fp32_on_a_processor_with_instructions_for_bf16_is_told(
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    is_said: bool,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    with caplog.at_level("INFO"):
+        run(config(folder, precision=precision, device="cpu"))
+    assert ("bf16 faster than fp32: precision=bf16" in caplog.text) is is_said
+
+
 def test_ranks_of_a_launcher_take_chunks_in_turn_and_write_the_same_bytes(folder: Path) -> None:
     torch.set_num_threads(1)  # as on the ranks; sums are cut up differently for other numbers of threads
     run(config(folder))
