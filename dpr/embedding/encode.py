@@ -144,11 +144,13 @@ CHUNK_ROWS = 1024
 
 
 class TokenChunk(NamedTuple):
-    """Passages next to each other in the corpus: ids (n,) of fixed-width bytes, and tokens."""
+    """Passages next to each other in the corpus: ids (n,) of fixed-width bytes, tokens, and which have a
+    text, (n,)."""
 
     number: int
     ids: np.ndarray
     tokens: TokenBatch
+    has_text: np.ndarray
 
 
 class CorpusTokens:
@@ -220,6 +222,7 @@ class CorpusTokens:
                 number,
                 np.array([str(passage.id).encode() for passage in found], dtype=bytes),
                 tokenize_passages(self._tensorizer, [self.source.as_encoded(one) for one in found]),
+                np.array([bool(passage.text.strip()) for passage in found]),
             )
 
     def _require_unchanged(self) -> None:

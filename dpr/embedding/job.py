@@ -39,14 +39,18 @@ from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
 
+_SHOWN_IDS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class EmbedReport:
-    """What a run did, over all ranks: passages of the shard, and passages it embedded; the rest existed."""
+    """What a run did, over all ranks: passages of the shard, passages it embedded (the rest existed), and
+    those of them without text."""
 
     folder: Path
     passages: int
     embedded: int
+    empty: int
 
 
 def shard_range(num_passages: int, shard_id: int, num_shards: int) -> range:
@@ -113,12 +117,13 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     if len(missing) < num_chunks:
         logger.info("%s: %d of %d chunks exist already", folder, num_chunks - len(missing), num_chunks)
     embedded = 0
+    empty = 0
     if flags[num_chunks]:
         writer = opened[0] if opened else make_writer()
         barrier()  # no rank finishes the shard while another is still opening it
-        embedded = _embed_chunks(model, corpus, writer, missing, config)
+        embedded, empty = _embed_chunks(model, corpus, writer, missing, config)
         on_main(lambda: writer.finish(num_chunks))
-    return EmbedReport(folder, len(rows), embedded)
+    return EmbedReport(folder, len(rows), embedded, empty)
 
 
 def shard_metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig, rows: range) -> Metadata:
@@ -147,8 +152,8 @@ def _embed_chunks(
     writer: VectorShardWriter,
     missing: list[int],
     config: EmbedConfig,
-) -> int:
-    """Embeds the missing chunks with all ranks; returns how many passages.
+) -> tuple[int, int]:
+    """Embeds the missing chunks with all ranks; returns how many passages, and how many of them without text.
 
     The ranks meet after every chunk, so that one that fails or hangs is noticed soon.
     """
@@ -161,6 +166,8 @@ def _embed_chunks(
     # In DPR batch_size is a number of passages, however long they are.
     tokens_of_batch = config.batch_size * model.settings.sequence_length
     budget = TokenBudget(config.batch_tokens or tokens_of_batch or default_batch_tokens(model.device))
+    empty_ids: list[str] = []
+    num_empty = 0
     turns = -(-len(missing) // ranks.world_size)
     written: Future[None] = Future()
     written.set_result(None)
@@ -168,7 +175,7 @@ def _embed_chunks(
         1, thread_name_prefix="write"
     ) as pool:  # leaving it lets a write that has started finish
         for turn in range(turns + 1):  # in the last one, only the last chunk is written
-            done = torch.zeros(2, dtype=torch.float64)
+            done = torch.zeros(3, dtype=torch.float64)
             failure = None
             try:
                 if turn < len(mine):
@@ -185,7 +192,10 @@ def _embed_chunks(
                         on_batch=lambda items, _: progress.under_way(items * ranks.world_size),
                     )
                     ids = [key.decode() for key in chunk.ids.tolist()]
-                    done = torch.tensor([len(ids), len(chunk.tokens.tokens)], dtype=torch.float64)
+                    empty = [key for key, has_text in zip(ids, chunk.has_text, strict=True) if not has_text]
+                    counts = [len(ids), len(chunk.tokens.tokens), len(empty)]
+                    done = torch.tensor(counts, dtype=torch.float64)
+                    empty_ids = (empty_ids + empty)[:_SHOWN_IDS]
                 written.result()  # raises what the write raised
                 if turn < len(mine):
                     written = pool.submit(writer.write_chunk, chunk.number, ids, vectors)
@@ -194,8 +204,16 @@ def _embed_chunks(
             if largest_over_ranks(int(failure is not None)):
                 progress.close()
                 raise failure or LostRankError("another rank stopped while embedding; its message says why")
-            items, tokens = (int(value) for value in sum_over_ranks(done).tolist())
+            items, tokens, without_text = (int(value) for value in sum_over_ranks(done).tolist())
+            num_empty += without_text
             if turn < turns:
                 progress.advance(items, tokens)
     progress.close()
-    return lost
+    if num_empty and ranks.is_main:
+        shown = f", such as {', '.join(empty_ids)}" if empty_ids else ""
+        logger.warning(
+            "%d passages have no text%s; they were embedded by their title, or as empty sequences",
+            num_empty,
+            shown,
+        )
+    return lost, num_empty

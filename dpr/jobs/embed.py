@@ -41,7 +41,7 @@ def run(config: EmbedConfig) -> EmbedReport:
     )
     for _, report in counted(finished, "embedding", len(shards), unit="shards"):
         reports.append(report)
-    counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded"))
+    counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded", "empty"))
     whole = EmbedReport(Path(f"{config.out_file}_*"), *counts)
     logger.info(
         "%s: %d vectors in %d shards, %d from before",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -136,7 +137,7 @@ def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(
 def test_finished_chunks_are_kept_and_damaged_ones_made_again(folder: Path, tmp_path: Path) -> None:
     embed(folder, tmp_path / "X")
     good = contents(tmp_path / "X_0")
-    assert embed(folder, tmp_path / "X") == EmbedReport(tmp_path / "X_0", NUM_PASSAGES, 0)
+    assert embed(folder, tmp_path / "X") == EmbedReport(tmp_path / "X_0", NUM_PASSAGES, 0, 0)
     damaged = tmp_path / "X_0" / "vectors-00002.npy"
     damaged.write_bytes(good[damaged.name][:-1] + b"\0")
     assert embed(folder, tmp_path / "X").embedded == 8
@@ -269,11 +270,15 @@ def test_metadata_say_where_vectors_come_from(folder: Path, tmp_path: Path) -> N
     assert str(tmp_path) not in str(metadata)
 
 
-def test_passages_without_text_are_embedded(folder: Path, tmp_path: Path) -> None:
+def test_passages_without_text_are_counted_and_embedded(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_passages(
         tmp_path / "c.tsv", [Passage("ba", "", "a"), Passage("", "be", "b"), Passage(" ", "", "c")]
     )
-    assert embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv").embedded == 3
+    with caplog.at_level(logging.WARNING, "dpr"):
+        assert embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv").empty == 2
+    assert "2 passages have no text, such as b, c" in caplog.text
     assert list(vectors_by_id([VectorShard(tmp_path / "X_0")])) == ["a", "b", "c"]
 
 
