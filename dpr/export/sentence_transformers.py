@@ -52,6 +52,7 @@ from dpr.models.sentence_transformers import (
     write_modules,
 )
 from dpr.models.trials import is_static
+from dpr.storage.durable import durable_file
 
 ROOT_MODULE = "root_static_embedding"
 """Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
@@ -79,7 +80,8 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     refuse(problems, source)
     write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])
     if needs_own_code(model):
-        (folder / _CODE.name).write_bytes(_CODE.read_bytes())
+        with durable_file(folder / _CODE.name, "wb") as file:
+            file.write(_CODE.read_bytes())
     versions = {
         "transformers": version_of("transformers"),
         "pytorch": version_of("torch"),

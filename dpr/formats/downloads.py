@@ -142,7 +142,12 @@ def unpack(archive: Path, folder: Path, *, max_files: int = MAX_FILES, max_bytes
                 for info in counted(opened.infolist(), f"unpacking {archive.name}", unit="files"):
                     name = info.orig_filename  # filename is cut at a NUL
                     is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
-                    if not is_plain or not is_below(name) or ":" in name.partition("/")[0] or name == MANIFEST:
+                    if (
+                        not is_plain
+                        or not is_below(name)
+                        or ":" in name.partition("/")[0]
+                        or name == MANIFEST
+                    ):
                         raise InputError(
                             f"the entry {name[:200]!a} leads out of the folder, is a link or the like, or has a"
                             " name of this toolkit's",

@@ -54,7 +54,11 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> Non
     with durable_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
-            record: dict[str, Any] = {"question": result.question, "id": result.id, "answers": list(result.answers)}
+            record: dict[str, Any] = {
+                "question": result.question,
+                "id": result.id,
+                "answers": list(result.answers),
+            }
             record["ctxs"] = [
                 {
                     "id": hit.id,

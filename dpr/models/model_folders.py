@@ -514,7 +514,7 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
         if parts["kind"] == "lora_A":
             ranks.add(tensor.shape[0])
     rank = stated.get("r")
-    alpha = stated.get("lora_alpha")
+    alpha: Any = stated.get("lora_alpha")
     if type(rank) is not int or ranks != {rank} or not _is_finite(alpha):
         raise CheckpointError(
             f"r is {describe(rank)} and lora_alpha {describe(alpha)}",

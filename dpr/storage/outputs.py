@@ -291,7 +291,9 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     elif problems := verify_folder(target) if is_folder else verify_file(target):
         found += f", and has changed since it was made: {problems[0]}"
     else:
-        logger.info("%s exists already, made of the same inputs with the same settings: nothing to do", target)
+        logger.info(
+            "%s exists already, made of the same inputs with the same settings: nothing to do", target
+        )
         return True
     raise InputError(found, file=target, hint=hint)
 
