@@ -1,5 +1,5 @@
-"""all-MiniLM-L6-v2 tuned on SciFact's claims, by this toolkit's trainer and by sentence-transformers' own with the same
-claims, batch size, epochs and rate: benchmarks/results/fine_tuning.md.
+"""all-MiniLM-L6-v2 tuned on three collections, by this toolkit's trainer with several settings and by
+sentence-transformers' own trainer: benchmarks/results/fine_tuning.md.
 
     python -m examples.minilm models/minilm
     python -m benchmarks.fine_tuning --data ../shared/data --model models/minilm --out runs/fine_tuning
@@ -10,60 +10,133 @@ Each training and each evaluation is a process of its own. What is there is not 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 
+from benchmarks.adapt_trained import MOST_PAIRS, Collection, beir, medquad, rows_of, squad
 from benchmarks.study_table import interval
+from dpr.core.records import Passage
+from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels
 
-SETTINGS = {"rate": 1e-4, "epochs": 3, "batch": 32, "temperature": 0.05}
-"""Those of train=finetune."""
-OURS = {
-    "dpr": ["train=finetune"],
-    "rate 2e-4, temperature 1, batch 8": [
-        "train=finetune",
+System = Mapping[str, Mapping[str, float]]
+"""nDCG@10 of each test question, by system: bm25, dense, hybrid."""
+THEIRS = "sentence-transformers"
+HALF_WAY = "half way to the start from "
+LAST = "train.ema_decay=0"
+TRAININGS = {
+    "dpr": [],
+    "last weights": [LAST],
+    "last weights, rate 2e-5": [LAST, "train.learning_rate=2e-5"],
+    "last weights, rate 2e-5, mined negatives": [LAST, "train.learning_rate=2e-5", "train.hard_negatives=1"],
+    "last weights, rate 2e-4, temperature 1, batch 8": [
+        LAST,
         "train.learning_rate=2e-4",
         "loss.temperature=1",
         "train.batch_size=8",
     ],
 }
-"""Our trainings, and what each is given."""
-THEIRS = "sentence-transformers"
+"""Settings beside those of train=finetune."""
 
 
-def prepare(scifact: Path, out: Path) -> Path:
-    """Writes the claims of the training split with their abstracts, DPR's layout; returns the file."""
-    file = out / "train.jsonl"
-    if file.exists():
-        return file
-    with gzip.open(scifact / "corpus.jsonl.gz", "rt", encoding="utf-8") as lines:
-        abstracts = {row["_id"]: row for row in map(json.loads, lines)}
-    with open(scifact / "queries.jsonl", encoding="utf-8") as lines:
-        claims = {row["_id"]: row["text"] for row in map(json.loads, lines)}
-    rows = []
-    for claim, judged in read_qrels(scifact / "qrels" / "train.tsv").items():
-        positives = [
-            {"title": abstracts[key]["title"], "text": abstracts[key]["text"], "passage_id": key}
-            for key, grade in judged.items()
-            if grade > 0
-        ]
-        rows.append({"question": claims[claim], "positive_ctxs": positives, "hard_negative_ctxs": []})
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
+@dataclass
+class Split:
+    """Pairs to train on, pairs to watch, and what is asked afterwards."""
+
+    train: list[tuple[str, Passage]]
+    dev: list[tuple[str, Passage]]
+    test: Collection
+
+
+def scifact(folder: Path) -> Split:
+    """The collection's own splits: 809 claims to train on, 300 to test. None is left to watch."""
+    passages = {str(passage.id): passage for passage in beir(folder).passages}
+    claims = {row["_id"]: row["text"] for row in rows_of(folder / "queries.jsonl")}
+    train = []
+    for claim, judged in read_qrels(folder / "qrels" / "train.tsv").items():
+        train += [(claims[claim], passages[key]) for key, grade in judged.items() if grade > 0]
+    return Split(train, [], beir(folder))
+
+
+def squads(folder: Path) -> Split:
+    """One question of each of 800 paragraphs, the last 100 to watch; asked are questions of other articles."""
+    pairs = [
+        (row["qas"][0]["question"], Passage(row["context"], "", f"train-{number}"))
+        for number, row in enumerate(rows_of(folder / "squad-v1.1-train.800-paragraphs.jsonl.gz"))
+    ]
+    return Split(pairs[:700], pairs[700:], squad(folder / "squad-v1.1-dev.shared-half.json.gz"))
+
+
+def medquads(file: Path) -> Split:
+    """800 pairs about other topics than those asked about, the last 100 to watch."""
+    rows = list(rows_of(file))
+    random.Random(0).shuffle(rows)  # as medquad() does
+    topics = {row["focus"] for row in rows[:MOST_PAIRS]}
+    answers = {row["answer"] for row in rows[:MOST_PAIRS]}
+    others = [row for row in rows[MOST_PAIRS:] if row["focus"] not in topics]
+    pairs = [
+        (row["question"], Passage(row["answer"], "", f"train-{number}"))
+        for number, row in enumerate(others[:800])
+        if row["answer"] not in answers
+    ]
+    return Split(pairs[:-100], pairs[-100:], medquad(file))
+
+
+def splits(data: Path) -> dict[str, Callable[[], Split]]:
+    """Readers by name."""
+    return {
+        "scifact": lambda: scifact(data / "scifact"),
+        "squad": lambda: squads(data / "squad"),
+        "medquad": lambda: medquads(data / "medquad" / "medquad.jsonl.gz"),
+    }
+
+
+def write_pairs(file: Path, pairs: Iterable[tuple[str, Passage]]) -> None:
+    """Writes DPR's layout; pairs of one question are one row."""
+    rows: dict[str, dict[str, Any]] = {}
+    for question, passage in pairs:
+        key = str(passage.id)
+        rows.setdefault(question, {})[key] = {"title": passage.title, "text": passage.text, "passage_id": key}
+    with open(file, "w", encoding="utf-8") as lines:
+        for question, positives in rows.items():
+            row = {"question": question, "positive_ctxs": [*positives.values()], "hard_negative_ctxs": []}
+            lines.write(json.dumps(row) + "\n")
+
+
+def prepare(split: Split, out: Path) -> None:
+    """Writes train.jsonl, dev.jsonl, the passages to mine from, and the test in BEIR's layout."""
+    if (out / "ready").exists():
+        return
+    test = out / "test"
+    (test / "qrels").mkdir(parents=True, exist_ok=True)
+    write_passages(test / "corpus.jsonl", split.test.passages)
+    with open(test / "queries.jsonl", "w", encoding="utf-8") as lines:
+        for key, text in split.test.questions.items():
+            lines.write(json.dumps({"_id": key, "text": text}) + "\n")
+    with open(test / "qrels" / "test.tsv", "w", encoding="utf-8") as lines:
+        lines.write("query-id\tcorpus-id\tscore\n")
+        for key, judged in split.test.qrels.items():
+            lines.writelines(f"{key}\t{name}\t{grade}\n" for name, grade in judged.items())
+    write_pairs(out / "train.jsonl", split.train)
+    if split.dev:
+        write_pairs(out / "dev.jsonl", split.dev)
+    (out / "ready").touch()
 
 
 def train_theirs(model: Path, train: Path, run: Path, seed: int) -> None:
-    """Trains with ``SentenceTransformerTrainer``, in this process."""
+    """Trains with ``SentenceTransformerTrainer``, in this process, with the settings of train=finetune."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -72,18 +145,19 @@ def train_theirs(model: Path, train: Path, run: Path, seed: int) -> None:
     )
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
+    ours = OmegaConf.load("conf/train/finetune.yaml")
     rows = [json.loads(line) for line in train.read_text(encoding="utf-8").splitlines()]
     positives = [row["positive_ctxs"][0] for row in rows]
     columns = {
         "anchor": [row["question"] for row in rows],
-        "positive": [f"{passage['title']} {passage['text']}" for passage in positives],
+        "positive": [f"{passage['title']} {passage['text']}".strip() for passage in positives],
     }
     tuned = SentenceTransformer(str(model), device="cpu")
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(run / "log"),
-        num_train_epochs=SETTINGS["epochs"],
-        per_device_train_batch_size=int(SETTINGS["batch"]),
-        learning_rate=SETTINGS["rate"],
+        num_train_epochs=ours.train.num_train_epochs,
+        per_device_train_batch_size=ours.train.batch_size,
+        learning_rate=float(ours.train.learning_rate),
         warmup_steps=0.1,
         batch_sampler="no_duplicates",
         save_strategy="no",
@@ -92,7 +166,7 @@ def train_theirs(model: Path, train: Path, run: Path, seed: int) -> None:
         use_cpu=True,
         seed=seed,
     )
-    loss = MultipleNegativesRankingLoss(tuned, scale=1 / SETTINGS["temperature"])
+    loss = MultipleNegativesRankingLoss(tuned, scale=1 / ours.loss.temperature)
     SentenceTransformerTrainer(
         model=tuned, args=arguments, train_dataset=Dataset.from_dict(columns), loss=loss
     ).train()
@@ -100,16 +174,17 @@ def train_theirs(model: Path, train: Path, run: Path, seed: int) -> None:
 
 
 def once(command: list[str], took: Path) -> None:
-    """Runs a command unless ``took`` is there; notes its seconds and memory in it."""
+    """Runs a command unless ``took`` is there; notes its seconds and memory in it, and what it says beside it."""
     if took.exists():
         return
     took.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(command)
-    _, status, used = os.wait4(process.pid, 0)
+    with open(took.with_suffix(".log"), "w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"failed: {' '.join(command)}")
+        raise SystemExit(f"failed: {' '.join(command)}; see {log.name}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     facts = {
         "seconds": time.perf_counter() - started,
@@ -119,22 +194,82 @@ def once(command: list[str], took: Path) -> None:
     took.write_text(json.dumps(facts), encoding="utf-8")
 
 
-def evaluated(model: Path, scifact: Path, out: Path) -> dict[str, dict[str, float]]:
-    """nDCG@10 of each test claim, by system: bm25, dense, hybrid."""
-    command = [sys.executable, "-m", "dpr", "evaluate", f"model={model}", f"set={scifact}", f"out={out}"]
-    once(command, out.with_suffix(".took.json"))
+def dpr(*words: str) -> list[str]:
+    return [sys.executable, "-m", "dpr", *words]
+
+
+def evaluated(model: Path, test: Path, out: Path) -> System:
+    once(dpr("evaluate", f"model={model}", f"set={test}", f"out={out}"), out.with_suffix(".took.json"))
     found = {}
     for system in ("bm25", "dense", "hybrid"):
-        result = json.loads((out / "scifact" / f"{system}.json").read_text(encoding="utf-8"))["per_question"]
+        result = json.loads((out / "test" / f"{system}.json").read_text(encoding="utf-8"))["per_question"]
         values = np.asarray(result["values"]["ndcg@10"], dtype=float)
         found[system] = dict(zip(result["ids"], values.tolist(), strict=True))
     return found
 
 
-def difference(after: Mapping[str, float], before: Mapping[str, float], claims: list[str]) -> str:
-    each = np.array([after[claim] - before[claim] for claim in claims])
+def difference(after: Mapping[str, float], before: Mapping[str, float], keys: Iterable[str]) -> str:
+    each = np.array([after[key] - before[key] for key in keys])
     low, high = interval(each)
     return f"{each.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+HEADS = [
+    "dense",
+    "to the start",
+    "known",
+    "new",
+    "hybrid",
+    "to the start",
+    "to BM25",
+    "seconds",
+    "CPU s",
+    "GB",
+]
+
+
+def mean(values: Mapping[str, float]) -> float:
+    return float(np.mean(list(values.values())))
+
+
+def row(name: str, found: System, start: System, parts: list[list[str]], took: Mapping[str, float]) -> str:
+    """A line of a table; ``parts`` are the questions whose passages were trained on, and the others."""
+    everything = [key for part in parts for key in part]
+    cells = [name, f"{mean(found['dense']):.3f}"]
+    for keys in (everything, *parts):
+        cells.append(difference(found["dense"], start["dense"], keys) if keys else "")
+    cells.append(f"{mean(found['hybrid']):.3f}")
+    cells.append(difference(found["hybrid"], start["hybrid"], everything))
+    cells.append(difference(found["hybrid"], found["bm25"], everything))
+    for key in ("seconds", "cpu", "gb"):
+        cells.append(f"{took[key]:.1f}" if took else "")
+    return "| " + " | ".join(cells) + " |"
+
+
+def trained(name: str, given: argparse.Namespace, folder: Path, seed: int) -> tuple[Path, Path]:
+    """Trains a model, or merges one that it trains first; returns its folder and the file of what it took."""
+    run = folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+    took = run.with_suffix(".train.json")
+    train = folder / "train.jsonl"
+    if name == THEIRS:
+        own = [f"--data={given.data}", f"--model={given.model}", f"--out={folder}"]
+        command = [sys.executable, "-m", "benchmarks.fine_tuning", *own, f"--theirs={run}", f"--seed={seed}"]
+        once(command, took)
+        return run / "model", took
+    if name.startswith(HALF_WAY):
+        tuned, _ = trained(name.removeprefix(HALF_WAY), given, folder, seed)
+        once(dpr("merge", f"base={given.model}", f"tuned={tuned}", "weights=0.5", f"out={run}"), took)
+        return run, took
+    if name.endswith("mined negatives"):
+        mined = folder / "mined.jsonl"
+        words = [f"out={mined}", f"model={given.model}", "max_relative_score=0.95", "per_question=5"]
+        once(dpr("mine", str(train), *words), mined.with_suffix(".took.json"))
+        train = mined
+    words = [f"model={given.model}", f"train_datasets={train}", f"seed={seed}", f"out={run}"]
+    if (folder / "dev.jsonl").exists():
+        words.append(f"dev_datasets={folder / 'dev.jsonl'}")
+    once(dpr("train", "train=finetune", *TRAININGS[name], *words), took)
+    return run, took
 
 
 def main() -> None:
@@ -142,53 +277,38 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--sets", nargs="+", default=["scifact", "squad", "medquad"])
+    parser.add_argument("--trainings", nargs="+", default=["dpr", THEIRS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--theirs", type=Path, help="one training by sentence-transformers into this folder")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    scifact = given.data / "scifact"
-    train = prepare(scifact, given.out)
     if given.theirs:
-        train_theirs(given.model, train, given.theirs, given.seed)
+        train_theirs(given.model, given.out / "train.jsonl", given.theirs, given.seed)
         return
 
-    judged = {split: read_qrels(scifact / "qrels" / f"{split}.tsv") for split in ("train", "test")}
-    trained = {key for grades in judged["train"].values() for key in grades}
-    known = [claim for claim, grades in judged["test"].items() if trained & set(grades)]
-    new = [claim for claim in judged["test"] if claim not in known]
-    start = evaluated(given.model, scifact, given.out / "start")
-    print(
-        f"SciFact, {len(known) + len(new)} test claims, {len(known)} of an abstract that a training claim has, too"
-    )
-    heads = ["", "dense", "to the start", "abstracts known", "abstracts new", "hybrid", "hybrid to BM25"]
-    print("| " + " | ".join([*heads, "seconds", "CPU s", "GB"]) + " |")
-    everything = known + new
-
-    def line(name: str, found: dict[str, dict[str, float]], took: dict[str, Any]) -> None:
-        cells = [name, f"{np.mean(list(found['dense'].values())):.3f}"]
-        cells += [difference(found["dense"], start["dense"], part) for part in (everything, known, new)]
-        cells += [f"{np.mean(list(found['hybrid'].values())):.3f}"]
-        cells += [difference(found["hybrid"], found["bm25"], everything)]
-        cells += [f"{took[key]:.1f}" if key in took else "" for key in ("seconds", "cpu", "gb")]
-        print("| " + " | ".join(cells) + " |", flush=True)
-
-    line("all-MiniLM-L6-v2", start, {})
-    for seed in range(given.seeds):
-        for name in ("dpr", THEIRS, *list(OURS)[1:]):
-            run = given.out / f"{name.partition(',')[0].replace(' ', '-')}-{seed}"
-            took = run.with_suffix(".train.json")
-            if name == THEIRS:
-                own = [f"--data={given.data}", f"--model={given.model}", f"--out={given.out}"]
-                command = [sys.executable, "-m", "benchmarks.fine_tuning", *own]
-                once([*command, f"--theirs={run}", f"--seed={seed}"], took)
-                model = run / "model"
-            else:
-                words = [f"model={given.model}", f"train_datasets={train}", f"seed={seed}", f"out={run}"]
-                once([sys.executable, "-m", "dpr", "train", *OURS[name], *words], took)
-                model = run
-            found = evaluated(model, scifact, run.with_name(f"{run.name}-evaluated"))
-            line(f"{name}, seed {seed}", found, json.loads(took.read_text(encoding="utf-8")))
+    for set_name in given.sets:
+        folder = given.out / set_name
+        split = splits(given.data)[set_name]()
+        prepare(split, folder)
+        seen = {str(passage.id) for _, passage in split.train}
+        known = [key for key, judged in split.test.qrels.items() if seen & set(judged)]
+        new = [key for key in split.test.qrels if key not in known]
+        start = evaluated(given.model, folder / "test", folder / "start")
+        print(
+            f"\n{set_name}: {len(known) + len(new)} test questions, {len(known)} of a passage that was trained on"
+        )
+        print("| | " + " | ".join(HEADS) + " |")
+        print(row(f"start (BM25 {mean(start['bm25']):.3f})", start, start, [known, new], {}))
+        for seed in given.seeds:
+            for name in given.trainings:
+                model, took = trained(name, given, folder, seed)
+                found = evaluated(model, folder / "test", took.with_name(f"{took.stem}-evaluated"))
+                facts = json.loads(took.read_text(encoding="utf-8"))
+                print(row(f"{name}, seed {seed}", found, start, [known, new], facts), flush=True)
+                for line in took.with_suffix(".log").read_text(encoding="utf-8").splitlines():
+                    if " verdict: " in line:
+                        print(line, flush=True)
 
 
 if __name__ == "__main__":

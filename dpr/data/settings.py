@@ -244,6 +244,7 @@ class DataSetSettings(Settings):
     def metadata(self, name: str) -> dict[str, Any]:
         """What decides the batches of the set ``name``, under the names that checkpoints and token stores
         have for it."""
+        later = {"passage_prefix": self.passage_prefix or None, "weight": self.weight, "prompt": self.prompt}
         return {
             "namespace": name,
             "query_prefix": self.before_questions(),
@@ -254,9 +255,8 @@ class DataSetSettings(Settings):
             "normalize": self.normalize,
             "exclude_gold": self.exclude_gold,
             "loss_scale": self.loss_weight,
-            "passage_prefix": self.passage_prefix or None,
-            "weight": self.weight,
-            "prompt": self.prompt,
+            # so that those of earlier versions compare equal
+            **{key: value for key, value in later.items() if value is not None},
         }
 
     def stored_metadata(self, name: str, text: TextSettings) -> dict[str, Any]:
@@ -264,4 +264,4 @@ class DataSetSettings(Settings):
         text settings."""
         metadata = self.metadata(name)
         stored = ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")
-        return {key: metadata[key] for key in stored} | text.stored_metadata(self.prompt)
+        return {key: metadata[key] for key in stored if key in metadata} | text.stored_metadata(self.prompt)

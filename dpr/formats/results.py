@@ -209,7 +209,10 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
     Raises:
         InputError: it is none.
     """
-    value = read_json(folder / RESULTS)
+    file = folder / RESULTS
+    if not file.is_file():
+        raise InputError(f"no {RESULTS}", file=folder, expected="the output_dir of dpr evaluate")
+    value = read_json(file)
     stated = value if isinstance(value, dict) else {}
     sets = stated.get("sets")
     systems = stated.get("systems")

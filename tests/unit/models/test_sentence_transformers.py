@@ -279,7 +279,7 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
     ),
     "residual connection": (
         lambda path: ([body(path), pooling(), dense(use_residual=True)], {}),
-        "use_residual of this Dense is the boolean True",
+        "use_residual is the boolean True",
     ),
     "similarity": (lambda path: ([body(path), pooling()], {"similarity": "manhattan"}), "the similarity is"),
     "cut after scaling": (
