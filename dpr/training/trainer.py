@@ -27,6 +27,7 @@ from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
 from dpr.formats.checkpoints import seal_run
+from dpr.formats.results import finest, is_baseline
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import checkpoint_activations
@@ -353,6 +354,9 @@ class Trainer(Run):
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         default = "eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"
+        searched = finest([name for name in metrics if not is_baseline(name)])
+        if default not in metrics and searched:  # without dev sets, what the first search of a corpus says
+            default = searched[0]
         name = self.settings.train.best_metric or default
         return name, higher_is_better(self.validations, name)
 

@@ -145,22 +145,28 @@ def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(
     assert "all relevant ones among them: its metrics are optimistic; sample=0 searches all" in caplog.text
 
 
-def test_the_best_is_the_highest(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("metric", ["mrr@10", None])
+def test_the_best_is_the_highest_and_without_dev_sets_by_ndcg(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str | None
+) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     options = {
         "validation": [entry(folder)],
-        "best_metric": "eval/own/mrr@10",
+        "best_metric": metric and f"eval/own/{metric}",
         "num_train_epochs": 3,
         "eval_at_start": True,
         "learning_rate": 1e-2,
     }
+    chosen_by = f"eval/own/{metric or 'ndcg@10'}"
 
     make_trainer(model_of(folder), [ListSource(make_samples(16))], [], tmp_path / "run", **options).train()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    searched = {line["step"]: line["eval/own/mrr@10"] for line in lines if "eval/own/mrr@10" in line}
+    searched = {line["step"]: line[chosen_by] for line in lines if chosen_by in line}
     assert list(searched) == [0, 2, 4, 6]
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["best_value"] == max(value for step, value in searched.items() if step)
+    verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert verdict["comparisons"][0]["metric"] == chosen_by
 
 
 @pytest.mark.parametrize(
