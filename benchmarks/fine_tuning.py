@@ -116,7 +116,7 @@ def write_pairs(file: Path, pairs: Iterable[tuple[str, Passage]]) -> None:
 
 
 def prepare(split: Split, out: Path) -> None:
-    """Writes train.jsonl, dev.jsonl, the passages to mine from, and the test in BEIR's layout."""
+    """Writes train.jsonl, dev.jsonl where there are pairs to watch, and the test in BEIR's layout."""
     if (out / "ready").exists():
         return
     test = out / "test"

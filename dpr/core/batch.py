@@ -307,7 +307,8 @@ def plan_buckets(
         if count and (is_worth_a_call or (length < _SHRINK * longest and stop - start >= min_tokens)):
             buckets.append(Bucket(start, stop, count, longest))
             start = stop
-            count = longest = 0
+            count = 0
+            longest = 0
         stop += length
         count += 1
         longest = max(longest, length)
