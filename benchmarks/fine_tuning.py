@@ -80,7 +80,7 @@ def squads(folder: Path) -> Split:
 
 
 def medquads(file: Path) -> Split:
-    """800 pairs about other topics than those asked about, the last 100 to watch."""
+    """Some 800 pairs about other topics than those asked about, the last 100 to watch."""
     rows = list(rows_of(file))
     random.Random(0).shuffle(rows)  # as medquad() does
     topics = {row["focus"] for row in rows[:MOST_PAIRS]}
