@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from dpr.core.logs import LOGGER_NAME
+from dpr.core.logs import LOGGER_NAME, warn_once
 
 
 @pytest.fixture(autouse=True)
 def logging_of_a_library_user() -> Iterator[None]:
     """A command that ran in this process has sent the log to the standard error of its test, which is closed
-    by now."""
+    by now, and what it warned of once it would not warn of again."""
     _reset()
     yield
     _reset()
@@ -24,3 +24,4 @@ def _reset() -> None:
     logger.handlers.clear()
     logger.setLevel(logging.NOTSET)
     logger.propagate = True
+    warn_once.cache_clear()

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
-from dpr.core.logs import warn_once
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
@@ -222,7 +221,6 @@ def test_normalised_texts_and_an_identity_that_follows_the_file(tmp_path: Path) 
 def test_the_attention_asked_for_reaches_the_towers_and_needs_half_precision(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_once.cache_clear()
     run(config(folder, attention="varlen", precision="bf16"))
     assert "encoder.attention=varlen has no effect here (the kernel is for CUDA, not for cpu)" in caplog.text
     run(config(folder, out_file=str(folder / "Y"), precision="bf16"))

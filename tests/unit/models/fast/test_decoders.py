@@ -16,7 +16,6 @@ import transformers
 from torch import Tensor
 
 from dpr.core.batch import TokenBatch
-from dpr.core.logs import warn_once
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder, checkpoint_activations
 from dpr.models.fast import varlen
@@ -159,7 +158,6 @@ def test_nobody_waits_for_the_device(
 
 def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     config = transformers.Gemma2Config(**HEADS, sliding_window=8)
-    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         towers = [tower_of(config) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [

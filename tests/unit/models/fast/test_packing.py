@@ -21,7 +21,6 @@ from transformers import (
 )
 
 from dpr.core.batch import TokenBatch, plan_buckets, plan_packs
-from dpr.core.logs import warn_once
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
 from dpr.models.fast import attention
@@ -143,7 +142,6 @@ def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attentio
 def test_a_backbone_that_computes_something_else_is_padded_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         towers = [Encoder(backbone_from_config(MPNetConfig(**SMALL))).eval() for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [

@@ -22,7 +22,6 @@ from transformers import BertConfig
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
-from dpr.core.logs import warn_once
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder
@@ -265,7 +264,6 @@ def test_elsewhere_attention_is_sdpas_and_a_warning_says_why_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    warn_once.cache_clear()
     if with_device:
         monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     tower = tower_of(config).to(dtype).eval()
@@ -278,7 +276,6 @@ def test_elsewhere_attention_is_sdpas_and_a_warning_says_why_once(
 def test_trials_before_training_have_its_precision_and_warn_of_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_once.cache_clear()
     options = TowerOptions(attention="varlen", attention_dropout=0.0)
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32, options=options)
     with on_any_device(monkeypatch) as calls, caplog.at_level(logging.WARNING):
