@@ -25,8 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from benchmarks.adapt_trained import METRIC, Collection, beir, by_vectors
 from benchmarks.measuring import median_and_range
+from dpr.evaluation.ranking_metrics import values_of
 
 Encode = Callable[[], np.ndarray]
 LENGTH = 256
@@ -50,12 +53,32 @@ def dpr_shared_operations(model: Path, texts: list[str], threads: int) -> Encode
     return dpr(model, texts, threads)
 
 
-def sentence_transformers(model: Path, texts: list[str], threads: int) -> Encode:
+def dpr_bf16(model: Path, texts: list[str], threads: int) -> Encode:
+    """The same as precision=bf16 does it."""
+    from dpr.core.compute_settings import autocast
+
+    encode = dpr(model, texts, threads)
+
+    def in_bf16() -> np.ndarray:
+        with autocast(torch.device("cpu"), "bf16"):
+            return encode()
+
+    return in_bf16
+
+
+def sentence_transformers(
+    model: Path, texts: list[str], threads: int, dtype: torch.dtype = torch.float32
+) -> Encode:
     """``SentenceTransformer.encode``, which sorts by length itself."""
     from sentence_transformers import SentenceTransformer
 
-    loaded = SentenceTransformer(str(model), device="cpu")
-    return lambda: np.asarray(loaded.encode(texts, batch_size=BATCH))
+    loaded = SentenceTransformer(str(model), device="cpu", model_kwargs={"dtype": dtype})
+    return lambda: loaded.encode(texts, batch_size=BATCH, convert_to_tensor=True).float().numpy()
+
+
+def sentence_transformers_bf16(model: Path, texts: list[str], threads: int) -> Encode:
+    """The same with weights in bf16."""
+    return sentence_transformers(model, texts, threads, torch.bfloat16)
 
 
 def batches_of(folder: Path, texts: list[str]) -> list[tuple[list[int], dict[str, np.ndarray]]]:
@@ -104,14 +127,14 @@ def onnxruntime_int8(folder: Path, texts: list[str], threads: int) -> Encode:
     return onnxruntime(folder, texts, threads, "encoder_int8.onnx")
 
 
-def openvino(folder: Path, texts: list[str], threads: int) -> Encode:
+def openvino(folder: Path, texts: list[str], threads: int, precision: str = "f32") -> Encode:
     """The same graph under OpenVINO, set for throughput: its own streams, and a queue of requests."""
     ov: Any = import_module("openvino")
 
     options = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "THROUGHPUT",
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
     }
     compiled = ov.Core().compile_model(str(folder / "onnx" / "encoder.onnx"), "CPU", options)
     dimension = compiled.output(0).partial_shape[1].get_length()
@@ -132,15 +155,23 @@ def openvino(folder: Path, texts: list[str], threads: int) -> Encode:
     return encode
 
 
+def openvino_bf16(folder: Path, texts: list[str], threads: int) -> Encode:
+    """The same in bf16."""
+    return openvino(folder, texts, threads, "bf16")
+
+
 ENGINES: dict[str, Callable[[Path, list[str], int], Encode]] = {
     "dpr": dpr,
+    "dpr, bf16": dpr_bf16,
     "dpr, all threads on one operation": dpr_shared_operations,
     "sentence-transformers": sentence_transformers,
+    "sentence-transformers, bf16": sentence_transformers_bf16,
     "onnxruntime": onnxruntime,
     "onnxruntime, int8": onnxruntime_int8,
     "OpenVINO": openvino,
+    "OpenVINO, bf16": openvino_bf16,
 }
-OF_GRAPH = {"onnxruntime", "onnxruntime, int8", "OpenVINO"}
+OF_GRAPH = {"onnxruntime", "onnxruntime, int8", "OpenVINO", "OpenVINO, bf16"}
 
 
 def worker(engine: str, folder: str, corpus: str, threads: int, out: str) -> None:
@@ -184,6 +215,14 @@ def started(engine: str, folder: Path, corpus: Path, threads: int, out: Path) ->
     return process
 
 
+def ndcg(vectors: np.ndarray, judged: Collection) -> float:
+    """nDCG@10 of vectors of the passages, followed by those of the questions."""
+    passages, questions = torch.from_numpy(vectors).split([len(judged.passages), len(judged.questions)])
+    rankings = by_vectors(questions, passages, [str(passage.id) for passage in judged.passages])
+    values = values_of(dict(zip(judged.questions, rankings, strict=True)), judged.qrels, [METRIC])
+    return float(np.mean([of_question[METRIC] for of_question in values.values()]))
+
+
 def main() -> None:
     """Prints the tables of benchmarks/results/cpu_engines.md."""
     parser = argparse.ArgumentParser(
@@ -196,6 +235,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--busy", type=int, nargs="+", default=[0, os.cpu_count() or 1])
     parser.add_argument("--threads", type=int, nargs="+", help="default: one, and all cores")
+    parser.add_argument("--judged", type=Path, help="a folder in BEIR's layout: prints nDCG@10 on it")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -224,19 +264,30 @@ def main() -> None:
                 op_types_to_quantize=["MatMul"],
                 per_channel=True,
             )
-        for threads in options.threads or sorted({1, usable_cores()}):
+        threads = options.threads or sorted({1, usable_cores()})
+        if options.judged:
+            judged = beir(options.judged)
+            asked = folder / "judged.json"
+            texts_of = [f"{passage.title} {passage.text}".strip() for passage in judged.passages]
+            asked.write_text(json.dumps(texts_of + list(judged.questions.values())))
+            for engine in options.engines:
+                of_engine = graphs if engine in OF_GRAPH else options.model
+                started(engine, of_engine, asked, threads[-1], folder / "judged.npy").kill()
+                print(f"{engine}: nDCG@10 {ndcg(np.load(folder / 'judged.npy'), judged):.4f}", flush=True)
+            return
+        for num_threads in threads:
             processes = {
                 engine: started(
                     engine,
                     graphs if engine in OF_GRAPH else options.model,
                     texts,
-                    threads,
+                    num_threads,
                     folder / f"{engine}.npy",
                 )
                 for engine in options.engines
             }
             ours = np.load(folder / f"{options.engines[0]}.npy")
-            print(f"\n{threads} thread(s), {len(rows)} texts\n")
+            print(f"\n{num_threads} thread(s), {len(rows)} texts\n")
             print("| | busy programs | wall | CPU | times ours, wall | greatest difference | same ten best |")
             print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
             for busy in options.busy:

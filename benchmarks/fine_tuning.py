@@ -36,11 +36,22 @@ System = Mapping[str, Mapping[str, float]]
 THEIRS = "sentence-transformers"
 HALF_WAY = "half way to the start from "
 LAST = "train.ema_decay=0"
+SCORED = "scores of the hybrid"
 TRAININGS = {
     "dpr": [],
     "last weights": [LAST],
     "last weights, rate 2e-5": [LAST, "train.learning_rate=2e-5"],
     "last weights, rate 2e-5, mined negatives": [LAST, "train.learning_rate=2e-5", "train.hard_negatives=1"],
+    "mined negatives": ["train.hard_negatives=1"],
+    SCORED: [
+        "train.hard_negatives=2",
+        "loss.nll_weight=0.2",
+        "loss.kl_weight=1",
+        "loss.teacher_temperature=0.1",
+    ],
+    "LoRA": ["encoder.adapter=lora", "train.learning_rate=2e-4"],
+    "batches of 128, cached": ["train.batch_size=128", "train.grad_cache_tokens=4096"],
+    "bf16": ["train.precision=bf16"],
     "last weights, rate 2e-4, temperature 1, batch 8": [
         LAST,
         "train.learning_rate=2e-4",
@@ -48,7 +59,7 @@ TRAININGS = {
         "train.batch_size=8",
     ],
 }
-"""Settings beside those of train=finetune."""
+"""Settings beside those of train=finetune. What is not named here is taken for settings itself."""
 
 
 @dataclass
@@ -68,6 +79,24 @@ def scifact(folder: Path) -> Split:
     for claim, judged in read_qrels(folder / "qrels" / "train.tsv").items():
         train += [(claims[claim], passages[key]) for key, grade in judged.items() if grade > 0]
     return Split(train, [], beir(folder))
+
+
+def held_out(folder: Path) -> Split:
+    """Of SciFact's training claims 200 are asked, of the abstracts that some training claim has and 1,500 more; for
+    the choice of settings."""
+    pairs = scifact(folder).train
+    claims = sorted({claim for claim, _ in pairs})
+    asked = set(random.Random(0).sample(claims, 200))
+    passages = beir(folder).passages
+    random.Random(1).shuffle(passages)
+    judged = {str(passage.id) for _, passage in pairs}
+    test = Collection([passage for passage in passages if str(passage.id) in judged] + passages[:1500])
+    test.passages = list({str(passage.id): passage for passage in test.passages}.values())
+    for claim, passage in pairs:
+        if claim in asked:
+            test.questions[claim] = claim
+            test.qrels.setdefault(claim, {})[str(passage.id)] = 1
+    return Split([pair for pair in pairs if pair[0] not in asked], [], test)
 
 
 def squads(folder: Path) -> Split:
@@ -98,6 +127,7 @@ def splits(data: Path) -> dict[str, Callable[[], Split]]:
     """Readers by name."""
     return {
         "scifact": lambda: scifact(data / "scifact"),
+        "held-out": lambda: held_out(data / "scifact"),
         "squad": lambda: squads(data / "squad"),
         "medquad": lambda: medquads(data / "medquad" / "medquad.jsonl.gz"),
     }
@@ -199,7 +229,8 @@ def dpr(*words: str) -> list[str]:
 
 
 def evaluated(model: Path, test: Path, out: Path) -> System:
-    once(dpr("evaluate", f"model={model}", f"set={test}", f"out={out}"), out.with_suffix(".took.json"))
+    took = out.with_name(f"{out.name}.took.json")
+    once(dpr("evaluate", f"model={model}", f"set={test}", f"out={out}"), took)
     found = {}
     for system in ("bm25", "dense", "hybrid"):
         result = json.loads((out / "test" / f"{system}.json").read_text(encoding="utf-8"))["per_question"]
@@ -249,7 +280,7 @@ def row(name: str, found: System, start: System, parts: list[list[str]], took: M
 def trained(name: str, given: argparse.Namespace, folder: Path, seed: int) -> tuple[Path, Path]:
     """Trains a model, or merges one that it trains first; returns its folder and the file of what it took."""
     run = folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-    took = run.with_suffix(".train.json")
+    took = folder / f"{run.name}.train.json"
     train = folder / "train.jsonl"
     if name == THEIRS:
         own = [f"--data={given.data}", f"--model={given.model}", f"--out={folder}"]
@@ -260,15 +291,21 @@ def trained(name: str, given: argparse.Namespace, folder: Path, seed: int) -> tu
         tuned, _ = trained(name.removeprefix(HALF_WAY), given, folder, seed)
         once(dpr("merge", f"base={given.model}", f"tuned={tuned}", "weights=0.5", f"out={run}"), took)
         return run, took
-    if name.endswith("mined negatives"):
+    if name.endswith(("mined negatives", SCORED)):
         mined = folder / "mined.jsonl"
         words = [f"out={mined}", f"model={given.model}", "max_relative_score=0.95", "per_question=5"]
         once(dpr("mine", str(train), *words), mined.with_suffix(".took.json"))
         train = mined
+    if name == SCORED:
+        scored = folder / "scored.jsonl"
+        words = [f"out={scored}", f"model={given.model}", "hybrid=linear", "hybrid_weight=0.5"]
+        once(dpr("score", str(train), *words), scored.with_suffix(".took.json"))
+        train = scored
     words = [f"model={given.model}", f"train_datasets={train}", f"seed={seed}", f"out={run}"]
     if (folder / "dev.jsonl").exists():
         words.append(f"dev_datasets={folder / 'dev.jsonl'}")
-    once(dpr("train", "train=finetune", *TRAININGS[name], *words), took)
+    settings = TRAININGS[name] if name in TRAININGS else name.split()
+    once(dpr("train", "train=finetune", *settings, *words), took)
     return run, took
 
 

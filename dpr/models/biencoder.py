@@ -24,6 +24,7 @@ from dpr.core.logs import Progress
 from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path, with_home
 from dpr.core.records import Passage
+from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
@@ -560,16 +561,27 @@ class BiEncoder(nn.Module):
             trailing_sep=trailing_sep,
         )
         own = parts.settings
-        if settings is not None and settings.adapter != "none" and own.adapter == "none":
-            raise ConfigError(
-                f"encoder.adapter={settings.adapter}, but model_file has no adapters; leave model_file out and"
-                " set encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are then"
-                " frozen"
-            )
         if text is not None:
             given = text.text_of(parts.tensorizer.text, stated=parts.stated, source=path)
             parts.tensorizer.present(given)
             own = replace(own, **vars(given))
+        if settings is not None and settings.adapter != "none" and own.adapter == "none":
+            published = described_model(str(path))
+            if published is None:
+                raise ConfigError(
+                    f"encoder.adapter={settings.adapter}, but model_file has no adapters; leave model_file out"
+                    " and set encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are"
+                    " then frozen"
+                )
+            # its weights stay as they are, and the checkpoint names them instead of holding them
+            model = cls.from_pretrained(
+                str(published),
+                replace(settings, **vars(own.part(TextSettings))),
+                dropout=dropout,
+                special_tokens=special_tokens,
+                options=options,
+            )
+            return model.to(device or "cpu").eval()
         stored = parts.learned_temperature or parts.temperature
         if options.temperature is None:
             options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)

@@ -136,3 +136,25 @@ def test_a_folder_of_sentence_transformers_may_hold_an_adapter(tmp_path: Path) -
     model = BiEncoder.load(tmp_path / "st")
     np.testing.assert_allclose(model.encode_passages(TEXTS), theirs.encode_document(TEXTS), atol=3e-6)
     assert model.settings.adapter == "lora"
+
+
+def test_adapters_are_trained_beside_a_model_of_sentence_transformers(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    transformer = modules.Transformer(str(base_folder(tmp_path / "base")), max_seq_length=7)
+    parts = [transformer, modules.Pooling(16, pooling_mode="mean"), modules.Normalize()]
+    theirs = library.SentenceTransformer(modules=parts, device="cpu", prompts={"query": "ba be: "})
+    theirs.save(str(tmp_path / "st"), create_model_card=False)
+    model = BiEncoder.load(tmp_path / "st", settings=EncoderSettings(adapter="lora", lora_rank=4))
+    for side in ("question", "passage"):
+        found = getattr(model, f"encode_{side}s")(TEXTS)
+        expected = theirs.encode_query(TEXTS) if side == "question" else theirs.encode_document(TEXTS)
+        np.testing.assert_allclose(found, expected, atol=3e-6)
+    assert {name for name in model.weights() if "lora_" not in name} == set()
+    for name, weight in model.weights().items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    model.save(tmp_path / "tuned")
+    again = BiEncoder.load(tmp_path / "tuned")
+    np.testing.assert_array_equal(again.encode_passages(TEXTS), model.encode_passages(TEXTS))
+    assert np.abs(again.encode_passages(TEXTS) - theirs.encode_document(TEXTS)).max() > 0.01
