@@ -34,13 +34,13 @@ def main() -> None:
             main_score="ndcg_at_10",
         )
 
-        def load_data(self, **options: Any) -> None:
+        def load_data(self, *arguments: Any, **options: Any) -> None:
             corpus = [
                 {"id": str(passage.id), "title": passage.title, "text": passage.text}
                 for passage in judged.passages
             ]
             queries = [{"id": key, "text": text} for key, text in judged.questions.items()]
-            data = {
+            data: Any = {
                 "corpus": Dataset.from_list(corpus),
                 "queries": Dataset.from_list(queries),
                 "relevant_docs": judged.qrels,

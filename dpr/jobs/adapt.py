@@ -21,7 +21,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
@@ -58,7 +58,6 @@ from dpr.training.linear_layer import MOST_QUESTIONS, add_fitted_layer
 from dpr.training.settings import BiEncoderTrainConfig
 
 logger = get_logger(__name__)
-Choice = TypeVar("Choice")
 
 JOBS: dict[str, Callable[[Any], Any]] = {
     "prepare": prepare.run,
@@ -78,8 +77,9 @@ FITTED = "fitted"
 """The model of that stage, as a checkpoint of its run."""
 DETAILS = "log.txt"
 """The commands of the stages, and all that they say."""
-TEMPERATURES = (0.15, 0.1, 0.05)
-"""What a new encoder is tried with, the default first; a model that is given is trained with the last."""
+TEMPERATURE = 0.15
+"""Of a new encoder: 20 of 21 trainings were best with it, or nearly (benchmarks/results/adapt.md)."""
+TEMPERATURE_OF_GIVEN = 0.05
 WEIGHTS = (0.2, 0.6)
 """Bounds of the encoder's share in the hybrid: made questions alone would choose too high a share."""
 WEIGHT_OF_GIVEN = 0.5
@@ -90,8 +90,6 @@ _DEPTH = 1000
 """Passages that each side of the hybrid lists."""
 _METRIC = "ndcg@10"
 LEAST_PAIRS = 8192
-_SHARE_OF_TRIALS = 0.0625
-"""Of the training pairs, for each trial."""
 _WIDEST_MARGIN = 3.0
 """What is learned, in temperatures, for the widest of a teacher's scores."""
 MADE = (
@@ -283,8 +281,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
         return WEIGHT_OF_GIVEN
 
-    tried: dict[float, float] = {}
-    temperature = TEMPERATURES[-1]
+    temperature = TEMPERATURE if config.model_file is None else TEMPERATURE_OF_GIVEN
     if config.model_file is None:
         empty = NewEncoderSettings(
             corpus=str(texts.corpus),
@@ -294,17 +291,6 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
             hidden=1024,
         )
         stages.run("encoder", "a static encoder without weights", "new-encoder", empty, ["untrained"])
-
-        # Temperatures are compared by short trainings, whose checkpoints nobody reads.
-        for number, value in enumerate(TEMPERATURES, 1):
-            folder = out / "trials" / str(number)
-            trial = training(config, texts, folder, value, share=_SHARE_OF_TRIALS)
-            what = f"a trial: temperature {value}"
-            stages.run(f"trials/{number}", what, "train", trial, [RUN_FILE], processes=config.processes)
-            for checkpoint in folder.glob("*.step*"):
-                remove_folder(checkpoint)
-            tried[value] = float(read_json(folder / RUN_FILE)["best_value"])
-        temperature = clearly_best(tried, TEMPERATURES[0])
 
     first = out / ("before_teacher" if config.teacher else "model")
     final = training(config, texts, first, temperature)
@@ -376,19 +362,15 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     write_search(out, texts.corpus, weight)
     num_cut = texts.counts().get("pseudo-questions")
     queries = f"{num_cut:,} pseudo-questions, made from the texts" if num_cut else "the dev questions"
-    print(f"\nnDCG@10 on {queries}, which choose settings and are no measure of quality:")
-    for value, reached in tried.items():
-        print(f"  {reached:.3f}  temperature {value}{', chosen' if value == temperature else ''}")
+    print(f"\nnDCG@10 on {queries}, which choose the weight and are no measure of quality:")
     both = f"both {by_weight[weight]:.3f}, with weight {weight:g}"
     print(f"  {by_weight[0.0]:.3f}  BM25; the encoder {by_weight[1.0]:.3f}; {both}")
     chosen = {
         "pseudo_ndcg@10": {
-            "trials": {f"{value}": reached for value, reached in tried.items()},
             "bm25": by_weight[0.0],
             "dense": by_weight[1.0],
             "hybrid": by_weight[weight],
         },
-        "temperature": temperature,
         "hybrid_weight": weight,
     }
     write_json(out / RESULT, chosen, note={})
@@ -433,7 +415,7 @@ def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: P
     stages.run(name, what, "embed", vectors, ["corpus_0"], processes=config.processes)
 
 
-def clearly_best(reached: Mapping[Choice, float], default: Choice) -> Choice:
+def clearly_best(reached: Mapping[str, float], default: str) -> str:
     """The default, unless another is clearly better."""
     best = max(reached, key=lambda choice: reached[choice])
     return best if reached[best] > reached[default] + CLEARLY else default
@@ -447,10 +429,8 @@ def chosen_weight(by_weight: dict[float, float]) -> float:
     return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
 
 
-def training(
-    config: AdaptSettings, texts: Texts, folder: Path, temperature: float, *, share: float = 1.0
-) -> BiEncoderTrainConfig:
-    """The settings of the training, or of a trial with a ``share`` of its pairs, judged on the dev questions.
+def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: float) -> BiEncoderTrainConfig:
+    """The settings of the training, judged on the dev questions.
 
     The batch is small where there are few passages, so that there are steps to learn in; the pairs are a
     multiple of the passages between bounds, so that the time is bounded.
@@ -492,10 +472,7 @@ def training(
         if not states_vectors(config.model_file):
             made.encoder.pooling = "mean"
             made.encoder.normalize = True
-    pairs = config.max_pairs or pairs
-    if share < 1:
-        pairs = min(pairs, max(pairs * share, LEAST_PAIRS))
-    steps = max(1, round(pairs / batch))
+    steps = max(1, round((config.max_pairs or pairs) / batch))
     made.train.batch_size = batch // config.processes
     made.train.global_batch_size = batch
     made.train.max_steps = steps

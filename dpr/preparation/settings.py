@@ -288,8 +288,8 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
 @dataclass
 class AdaptSettings(DeviceSettings):
     """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable by it and
-    BM25 together. Settings and the hybrid's weight are chosen on pseudo-questions of documents held back from
-    training. Rerun the same command to resume, and after the corpus has changed."""
+    BM25 together. The hybrid's weight is chosen on pseudo-questions of documents held back from training.
+    Rerun the same command to resume, and after the corpus has changed."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr adapt corpus.jsonl
