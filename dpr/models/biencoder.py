@@ -24,7 +24,6 @@ from dpr.core.logs import Progress
 from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path, with_home
 from dpr.core.records import Passage
-from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
@@ -576,7 +575,13 @@ class BiEncoder(nn.Module):
             # its weights stay as they are, and the checkpoint names them instead of holding them
             model = cls.from_pretrained(
                 str(published),
-                replace(settings, **vars(own.part(TextSettings))),
+                replace(
+                    own,
+                    adapter=settings.adapter,
+                    lora_rank=settings.lora_rank,
+                    lora_alpha=settings.lora_alpha,
+                    lora_targets=settings.lora_targets,
+                ),
                 dropout=dropout,
                 special_tokens=special_tokens,
                 options=options,

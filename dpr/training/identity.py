@@ -130,7 +130,9 @@ def run_identity(
             **{f"loss.{key}.content": content for key, content in loss.content().items()},
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
-            "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
+            # in place of the settings, which a model that is given may state otherwise
+            **{f"encoder.{name}": value for name, value in model.settings.as_dict().items()},
+            "encoder.fix_ctx_encoder": options["fix_ctx_encoder"],
             # the default depends on the model
             "encoder.plain_apostrophes": (None if model.settings.plain_apostrophes else False),
             "encoder_config": [

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dpr.core.errors import CheckpointError
 from dpr.formats.training_sets import write_training_set
@@ -23,7 +24,7 @@ from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks.defaults import ReportPage
 from dpr.training.settings import BiEncoderTrainConfig, LossSettings, TrainSettings
-from tests.helpers.tiny import encoder_folder, make_samples, sentence
+from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
 
 FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv")
 BEST = "best checkpoint is chosen anew"
@@ -160,3 +161,32 @@ def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) 
     for loss in (LossSettings(guide=guide("other", 1)), LossSettings()):
         with pytest.raises(CheckpointError, match=r"different run: loss\.guide\.content was"):
             job(folder, loss=loss).resume()
+
+
+def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder: Path) -> None:
+    """The model's pooling, lengths and title are in effect, the settings' are the default ones."""
+    own: dict[str, Any] = {
+        "pooling": "mean",
+        "normalize": True,
+        "shared": True,
+        "title_template": "{title} {text}",
+    }
+    tiny_model(folder / "encoder", dtype=torch.float32, question_length=12, **own).save(folder / "given")
+
+    def train(max_steps: int) -> None:
+        config = BiEncoderTrainConfig(
+            model_file=str(folder / "given"),
+            train_datasets=[str(folder / "train.json")],
+            output_dir=str(folder / "run"),
+            device="cpu",
+            train=TrainSettings(batch_size=4, max_steps=max_steps, num_workers=0, token_store="off"),
+        )
+        sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
+        build_trainer(config, build_model(config), sets, []).train()
+
+    train(2)
+    train(3)
+    assert (folder / "run" / "dpr_biencoder.step3").is_dir()
+    write_training_set(folder / "train.json", make_samples(12, seed=1))
+    with pytest.raises(CheckpointError, match="different run: train_datasets"):
+        train(4)
