@@ -146,6 +146,11 @@ class Verdict(Callback):
                 opened = "the start" if opens != best else "it all the same (train.keep=best)"
             for line in lines:
                 logger.info("verdict: %s", line)
+            if name == "eval/nll_loss" and best is not None:
+                logger.info(
+                    "the loss compares the passages of a batch; what a search of your corpus gains or loses,"
+                    " only a validation of kind retrieval measures (train.validation)"
+                )
             if opens != best or verdict in ("worse", "guards broken"):
                 logger.info("model_file=%s opens %s", run.output_dir, opened)
             found = {
