@@ -136,7 +136,9 @@ def run(config: AdaptSettings) -> None:
         if not gets_layer(config):
             evaluated = prepared / "evaluation_corpus.jsonl"
             cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
-            stages.run("pseudo", "pseudo-questions, to choose the hybrid's weight by", "prepare", cut, ["questions"])
+            stages.run(
+                "pseudo", "pseudo-questions, to choose the hybrid's weight by", "prepare", cut, ["questions"]
+            )
         texts = Texts(prepared, corpus, evaluated, train_sets)
         adapt(stages, config, texts)
 

@@ -565,8 +565,7 @@ class BiEncoder(nn.Module):
             parts.tensorizer.present(given)
             own = replace(own, **vars(given))
         if settings is not None and settings.adapter != "none" and own.adapter == "none":
-            published = described_model(str(path))
-            if published is None:
+            if described_model(str(path)) is None:
                 raise ConfigError(
                     f"encoder.adapter={settings.adapter}, but model_file has no adapters; leave model_file out"
                     " and set encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are"
@@ -574,7 +573,7 @@ class BiEncoder(nn.Module):
                 )
             # its weights stay as they are, and the checkpoint names them instead of holding them
             model = cls.from_pretrained(
-                str(published),
+                str(path),
                 replace(
                     own,
                     adapter=settings.adapter,
