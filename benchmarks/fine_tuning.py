@@ -36,22 +36,13 @@ System = Mapping[str, Mapping[str, float]]
 THEIRS = "sentence-transformers"
 HALF_WAY = "half way to the start from "
 LAST = "train.ema_decay=0"
-SCORED = "scores of the hybrid"
 TRAININGS = {
     "dpr": [],
     "last weights": [LAST],
     "last weights, rate 2e-5": [LAST, "train.learning_rate=2e-5"],
     "last weights, rate 2e-5, mined negatives": [LAST, "train.learning_rate=2e-5", "train.hard_negatives=1"],
     "mined negatives": ["train.hard_negatives=1"],
-    SCORED: [
-        "train.hard_negatives=2",
-        "loss.nll_weight=0.2",
-        "loss.kl_weight=1",
-        "loss.teacher_temperature=0.1",
-    ],
     "LoRA": ["encoder.adapter=lora", "train.learning_rate=2e-4"],
-    "batches of 128, cached": ["train.batch_size=128", "train.grad_cache_tokens=4096"],
-    "bf16": ["train.precision=bf16"],
     "last weights, rate 2e-4, temperature 1, batch 8": [
         LAST,
         "train.learning_rate=2e-4",
@@ -89,9 +80,8 @@ def held_out(folder: Path) -> Split:
     asked = set(random.Random(0).sample(claims, 200))
     passages = beir(folder).passages
     random.Random(1).shuffle(passages)
-    judged = {str(passage.id) for _, passage in pairs}
-    test = Collection([passage for passage in passages if str(passage.id) in judged] + passages[:1500])
-    test.passages = list({str(passage.id): passage for passage in test.passages}.values())
+    kept = {str(passage.id) for _, passage in pairs} | {str(passage.id) for passage in passages[:1500]}
+    test = Collection([passage for passage in passages if str(passage.id) in kept])
     for claim, passage in pairs:
         if claim in asked:
             test.questions[claim] = claim
@@ -280,7 +270,7 @@ def row(name: str, found: System, start: System, parts: list[list[str]], took: M
 def trained(name: str, given: argparse.Namespace, folder: Path, seed: int) -> tuple[Path, Path]:
     """Trains a model, or merges one that it trains first; returns its folder and the file of what it took."""
     run = folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-    took = folder / f"{run.name}.train.json"
+    took = folder / f"{run.name}.train.json"  # with_suffix would cut a name at the dot of a setting
     train = folder / "train.jsonl"
     if name == THEIRS:
         own = [f"--data={given.data}", f"--model={given.model}", f"--out={folder}"]
@@ -291,16 +281,11 @@ def trained(name: str, given: argparse.Namespace, folder: Path, seed: int) -> tu
         tuned, _ = trained(name.removeprefix(HALF_WAY), given, folder, seed)
         once(dpr("merge", f"base={given.model}", f"tuned={tuned}", "weights=0.5", f"out={run}"), took)
         return run, took
-    if name.endswith(("mined negatives", SCORED)):
+    if name.endswith("mined negatives"):
         mined = folder / "mined.jsonl"
         words = [f"out={mined}", f"model={given.model}", "max_relative_score=0.95", "per_question=5"]
         once(dpr("mine", str(train), *words), mined.with_suffix(".took.json"))
         train = mined
-    if name == SCORED:
-        scored = folder / "scored.jsonl"
-        words = [f"out={scored}", f"model={given.model}", "hybrid=linear", "hybrid_weight=0.5"]
-        once(dpr("score", str(train), *words), scored.with_suffix(".took.json"))
-        train = scored
     words = [f"model={given.model}", f"train_datasets={train}", f"seed={seed}", f"out={run}"]
     if (folder / "dev.jsonl").exists():
         words.append(f"dev_datasets={folder / 'dev.jsonl'}")

@@ -21,7 +21,8 @@ from benchmarks.adapt_trained import beir
 
 
 def main() -> None:
-    model, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    model = sys.argv[1]
+    folder = Path(sys.argv[2])
     judged = beir(folder)
 
     class Collection(AbsTaskRetrieval):
@@ -49,7 +50,7 @@ def main() -> None:
             self.dataset = {"default": {"test": data}}
             self.data_loaded = True
 
-    encoder = SentenceTransformer(str(model), device="cpu")
+    encoder = SentenceTransformer(model, device="cpu")
     found = mteb.evaluate(encoder, Collection(), cache=None, co2_tracker=False)
     scores = found.task_results[0].scores["test"][0]
     for name in ("ndcg_at_10", "recall_at_100", "mrr_at_10"):

@@ -85,7 +85,7 @@ WEIGHTS = (0.2, 0.6)
 WEIGHT_OF_GIVEN = 0.5
 """Share in the hybrid of a model that is given and was trained before (benchmarks/results/adapt_trained.md)."""
 CLEARLY = 0.02
-"""By how much a setting has to be better than the default one on the dev questions to be taken."""
+"""By how much another choice has to be ahead of the default one to be taken."""
 _DEPTH = 1000
 """Passages that each side of the hybrid lists."""
 _METRIC = "ndcg@10"

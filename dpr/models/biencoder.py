@@ -572,6 +572,7 @@ class BiEncoder(nn.Module):
                     " then frozen"
                 )
             # its weights stay as they are, and the checkpoint names them instead of holding them
+            parts.weights.clear()  # which are read again, by peft's names
             model = cls.from_pretrained(
                 str(path),
                 replace(

@@ -1,4 +1,4 @@
-"""Questions cut from the passages of a corpus, held back to choose settings by, and pairs as a file, to mine
+"""Questions cut from the passages of a corpus, held back to choose by, and pairs as a file, to mine
 negatives for and to score.
 
 What became of a question is cut out of its passage in the corpus that is searched, and half of the words that

@@ -146,7 +146,7 @@ class Verdict(Callback):
                 opened = "the start" if opens != best else "it all the same (train.keep=best)"
             for line in lines:
                 logger.info("verdict: %s", line)
-            if name == "eval/nll_loss" and best is not None:
+            if name == "eval/nll_loss" and len(compared) == 1:  # no other validation was compared
                 logger.info(
                     "the loss compares the passages of a batch; what a search of your corpus gains or loses,"
                     " only a validation of kind retrieval measures (train.validation)"
