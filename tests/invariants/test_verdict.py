@@ -6,6 +6,7 @@ pytest tests/invariants/test_verdict.py
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,20 @@ def test_a_guard_needs_the_start(folder: Path, tmp_path: Path) -> None:
         match=r"train\.validation\[0\]\.guard=0\.01 has no effect with train\.eval_at_start=false",
     ):
         trainer(folder, tmp_path, validation=[entry(folder, guard=0.01)], eval_at_start=False)
+
+
+def test_a_verdict_by_the_loss_alone_says_what_it_cannot_tell(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trainer_of_run = make_trainer(
+        tiny_model(tmp_path / "encoder", dtype=torch.float32),
+        [ListSource(make_samples(16))],
+        [ListSource(SAMPLES, "dev")],
+        tmp_path / "run",
+        max_steps=2,
+        eval_at_start=True,
+    )
+    trainer_of_run.train()
+    assert "the start (nll_loss" in caplog.text
+    assert "only a validation of kind retrieval measures" in caplog.text
