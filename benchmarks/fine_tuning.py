@@ -42,6 +42,12 @@ TRAININGS = {
     "last weights, rate 2e-5": [LAST, "train.learning_rate=2e-5"],
     "last weights, rate 2e-5, mined negatives": [LAST, "train.learning_rate=2e-5", "train.hard_negatives=1"],
     "mined negatives": ["train.hard_negatives=1"],
+    "distilled from the hybrid": [
+        "train.hard_negatives=3",
+        "loss.kl_weight=1",
+        "loss.teacher_temperature=0.1",
+        "loss.nll_weight=0.2",
+    ],
     "LoRA": ["encoder.adapter=lora", "train.learning_rate=2e-4"],
     "last weights, rate 2e-4, temperature 1, batch 8": [
         LAST,
@@ -281,11 +287,16 @@ def trained(name: str, given: argparse.Namespace, folder: Path, seed: int) -> tu
         tuned, _ = trained(name.removeprefix(HALF_WAY), given, folder, seed)
         once(dpr("merge", f"base={given.model}", f"tuned={tuned}", "weights=0.5", f"out={run}"), took)
         return run, took
-    if name.endswith("mined negatives"):
+    if name.endswith(("mined negatives", "from the hybrid")):
         mined = folder / "mined.jsonl"
         words = [f"out={mined}", f"model={given.model}", "max_relative_score=0.95", "per_question=5"]
         once(dpr("mine", str(train), *words), mined.with_suffix(".took.json"))
         train = mined
+    if name.endswith("from the hybrid"):
+        scored = folder / "scored.jsonl"
+        words = [f"out={scored}", f"model={given.model}", "hybrid=linear", "hybrid_weight=0.5"]
+        once(dpr("score", str(train), *words), scored.with_suffix(".took.json"))
+        train = scored
     words = [f"model={given.model}", f"train_datasets={train}", f"seed={seed}", f"out={run}"]
     if (folder / "dev.jsonl").exists():
         words.append(f"dev_datasets={folder / 'dev.jsonl'}")

@@ -36,7 +36,7 @@ from dpr.jobs import compare, embed, mine, prepare, retrieve, train
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.mining.settings import MineCommand, ScoreCommand
-from dpr.models.backbones import local_model, read_config
+from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.passages import GIVEN
@@ -123,12 +123,19 @@ class Texts:
 def run(config: AdaptSettings) -> None:
     """Runs all stages and prints what came of them."""
     kinds_of(config.pairs, setting="pairs")
-    models = {key: content_of_model(key, getattr(config, key)) for key in ("model_file", "teacher")}
+    config.model_file, content = find_model("model_file", config.model_file)
+    config.teacher, content_of_teacher = find_model("teacher", config.teacher)
     start = time.monotonic()
     out = Path(str(config.out))
     corpus = Path(str(config.corpus))
-    made_of: dict[str, Any] = {"corpus": content_sha256(corpus), **models}
-    made_of |= {"pairs": config.pairs, "max_pairs": config.max_pairs, "seed": config.seed}
+    made_of = {
+        "corpus": content_sha256(corpus),
+        "model_file": content,
+        "teacher": content_of_teacher,
+        "pairs": config.pairs,
+        "max_pairs": config.max_pairs,
+        "seed": config.seed,
+    }
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
     with stages_in(out, made_of, first=("pseudo", "model")) as stages:
@@ -152,11 +159,11 @@ def run(config: AdaptSettings) -> None:
 def quickstart(config: QuickstartSettings) -> None:
     """Runs all stages and prints what came of them."""
 
-    model_file = None if config.encoder == "static" else config.encoder
+    model_file, content = find_model("encoder", None if config.encoder == "static" else config.encoder)
     start = time.monotonic()
     folder = Path(str(config.folder))
     out = Path(str(config.out))
-    made_of = asdict(config.part(FolderSettings)) | {"encoder": content_of_model("encoder", model_file)}
+    made_of = asdict(config.part(FolderSettings)) | {"encoder": content}
     if config.questions is not None:
         made_of["questions"] = content_sha256(Path(config.questions))
     documents = find_documents(folder, config.types)
@@ -240,29 +247,25 @@ def quickstart(config: QuickstartSettings) -> None:
     print(f"Details:          {out / DETAILS}")
 
 
-def content_of_model(key: str, name: str | None) -> str | None:
-    """What stands for the content of the model that a setting names, which is looked for before anything is
-    made.
+def find_model(key: str, name: str | None) -> tuple[str | None, str | None]:
+    """The folder or file of the model that a setting names, fetched from the hub where it is there, and what stands
+    for its content; before anything is made.
 
     Raises:
         ConfigError: there is none.
     """
     if name is None:
-        return None
-    path = Path(name)
+        return None, None
+    path = local_model(name)
     if path.is_file() and key != "teacher":  # which a checkpoint of the original DPR may be
         raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
     if path.is_dir() and next(path.rglob("*.safetensors"), None) is None:
         raise ConfigError(f"{key}={name} holds no model.safetensors, expected the folder of a trained model")
-    if path.exists():
-        return content_sha256(path)
-    try:
-        read_config(name)
-    except InputError as error:
+    if not path.exists():
         raise ConfigError(
-            f"{key}={name}: {error.found}; name a folder, or a model that is in the Hugging Face cache"
-        ) from error
-    return name
+            f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"
+        )
+    return str(path), content_sha256(path)
 
 
 def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
@@ -389,8 +392,8 @@ def gets_layer(config: AdaptSettings) -> bool:
 
 def states_vectors(model_file: str) -> bool:
     """Whether a model says how a text becomes a vector."""
-    known = local_model(model_file)
-    return is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()
+    folder = Path(model_file)
+    return is_checkpoint(resolve_checkpoint(folder)) or (folder / "modules.json").is_file()
 
 
 def write_fitted(config: AdaptSettings) -> None:
@@ -465,12 +468,7 @@ def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: flo
     else:
         batch = min(batch, 32)
         pairs = max(1024, min(4 * passages, 20_000))
-        known = Path(config.model_file)
-        if known.is_dir():
-            made.model_file = config.model_file
-        else:
-            made.encoder.pretrained_model_cfg = config.model_file
-            made.encoder.shared = True
+        made.model_file = config.model_file
         if not states_vectors(config.model_file):
             made.encoder.pooling = "mean"
             made.encoder.normalize = True

@@ -17,6 +17,7 @@ from dpr.evaluation.ranking_metrics import validated_names
 from dpr.export.folders import merged
 from dpr.export.settings import MergeConfig
 from dpr.formats.checkpoints import write_json_file
+from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.model_folders import is_backbone
 from dpr.models.settings import EncoderSettings
@@ -100,12 +101,13 @@ def _opened(config: MergeConfig) -> dict[str, BiEncoder]:
     paths = {f"tuned{number}": path for number, path in enumerate(config.tuned, 1)}
     for name, path in (paths | {"base": config.base} if config.base else paths).items():
         first = models.get("tuned1")
-        if first is None or (Path(path).exists() and not is_backbone(Path(path))):
-            model = merged(BiEncoder.load(path, **config.encoder.arguments()))
+        folder = local_model(path)
+        if first is None or not is_backbone(folder):
+            model = merged(BiEncoder.load(folder, **config.encoder.arguments()))
         elif first.settings.projection_dim:
             raise InputError("has no projection; it was new in training", file=path)
         else:  # it does not say how it is used: as a run begins with it
-            model = BiEncoder.from_pretrained(path, first.settings)
+            model = BiEncoder.from_pretrained(str(folder), first.settings)
         models[name] = model
         ours = _shape(models["tuned1"])
         theirs = _shape(model)

@@ -552,8 +552,9 @@ class BiEncoder(nn.Module):
             text = GivenTextSettings(
                 allow_other_prompts=True, **prompts_of({"prompts": prompts}, Path(path, "prompts"))
             )
+        folder = local_model(path)
         parts, source = read_model(
-            local_model(path),
+            folder,
             settings or EncoderSettings(),
             base=pretrained_model_cfg,
             special_tokens=special_tokens,
@@ -565,7 +566,7 @@ class BiEncoder(nn.Module):
             parts.tensorizer.present(given)
             own = replace(own, **vars(given))
         if settings is not None and settings.adapter != "none" and own.adapter == "none":
-            if described_model(str(path)) is None:
+            if described_model(str(folder)) is None:
                 raise ConfigError(
                     f"encoder.adapter={settings.adapter}, but model_file has no adapters; leave model_file out"
                     " and set encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are"
@@ -573,8 +574,9 @@ class BiEncoder(nn.Module):
                 )
             # its weights stay as they are, and the checkpoint names them instead of holding them
             parts.weights.clear()  # which are read again, by peft's names
+            is_short = "/" not in str(path) and not Path(path).exists()  # one of the library's own on the hub
             model = cls.from_pretrained(
-                str(path),
+                f"sentence-transformers/{path}" if is_short else str(path),
                 replace(
                     own,
                     adapter=settings.adapter,

@@ -253,8 +253,9 @@ def described_towers(folder: Path, settings: EncoderSettings) -> EncoderSettings
         for name, value in vars(own).items()
         if getattr(settings, name) == getattr(default, name) != value
     }
-    shown = ", ".join(f"encoder.{name}={value}" for name, value in taken.items()) or "nothing"
-    logger.info("%s: taken from its settings: %s; model_file= opens the whole model", folder, shown)
+    if taken:
+        shown = ", ".join(f"encoder.{name}={value}" for name, value in taken.items())
+        logger.info("%s: taken from its settings: %s; model_file= opens the whole model", folder, shown)
     return replace(settings, **taken)
 
 

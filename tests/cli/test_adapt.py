@@ -178,9 +178,7 @@ def test_what_cannot_work_is_said_before_any_work(
     cases["corpus.jsonl teacher=docs"] = "teacher=docs holds no model.safetensors"
     cases["corpus.jsonl teacher=none"] = "teacher=none does not exist"
     cases["corpus.jsonl model_file=corpus.jsonl"] = "model_file=corpus.jsonl is a file, expected a folder"
-    cases["corpus.jsonl model_file=./none"] = (
-        "model_file=./none: no model config could be loaded (there is no such folder)"
-    )
+    cases["corpus.jsonl model_file=./none"] = "model_file=./none: there is no such file or folder"
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "run.json").write_text("{}")
     (tmp_path / "trained" / "model.step5").mkdir()
@@ -189,7 +187,7 @@ def test_what_cannot_work_is_said_before_any_work(
         assert main(["adapt", *words.split()]) in (2, 3)
         assert expected in capsys.readouterr().err, words
     assert main(["quickstart", "docs", "encoder=./none"]) == 2
-    assert "encoder=./none: no model config could be loaded" in capsys.readouterr().err
+    assert "encoder=./none: there is no such file or folder" in capsys.readouterr().err
     assert commands == []
 
 

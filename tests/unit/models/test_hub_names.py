@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import constants
 
 from dpr import BiEncoder, CheckpointError, EncoderSettings, to_sentence_transformer
+from dpr.cli.main import main
 from tests.helpers.tiny import tiny_model
 
 TEXTS = ["ba be", "bi bo bu"]
@@ -150,3 +151,24 @@ def test_a_name_that_is_nothing_is_one_sentence(
         with pytest.raises(CheckpointError, match="there is no such file or folder"):
             BiEncoder.load(name)
     assert not Hub.asked
+
+
+def test_commands_take_names(
+    model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short ones of sentence-transformers, too; once fetched, without a network."""
+    words = ["ba be bi", "bo bu ba", "be be bo", "bi bu bu"]
+    lines = [
+        {"_id": str(row), "text": f"{words[row % 4].capitalize()}. Be {row % 7} bi."} for row in range(40)
+    ]
+    Path("corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    adapt = ["adapt", "corpus.jsonl", "model=tiny", "out=adapted"]
+    assert main(adapt) == 0
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert main(adapt) == 0
+    assert main(["merge", "base=tiny", "tuned=adapted/model", "weights=0.5", "out=merged"]) != 0
+    assert main(["merge", "base=tiny", "tuned=tiny", "weights=0.5", "out=merged"]) == 0
+
+    with_adapters = BiEncoder.load("tiny", settings=EncoderSettings(adapter="lora", lora_rank=4))
+    with_adapters.save("adapters")
+    np.testing.assert_allclose(BiEncoder.load("adapters").encode(TEXTS), model.encode(TEXTS), atol=1e-6)
