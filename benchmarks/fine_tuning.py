@@ -229,7 +229,7 @@ def evaluated(model: Path, test: Path, out: Path) -> System:
     once(dpr("evaluate", f"model={model}", f"set={test}", f"out={out}"), took)
     found = {}
     for system in ("bm25", "dense", "hybrid"):
-        result = json.loads((out / "test" / f"{system}.json").read_text(encoding="utf-8"))["per_question"]
+        result = json.loads((out / test.name / f"{system}.json").read_text(encoding="utf-8"))["per_question"]
         values = np.asarray(result["values"]["ndcg@10"], dtype=float)
         found[system] = dict(zip(result["ids"], values.tolist(), strict=True))
     return found
@@ -313,6 +313,9 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["scifact", "squad", "medquad"])
     parser.add_argument("--trainings", nargs="+", default=["dpr", THEIRS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument(
+        "--elsewhere", type=Path, help="another collection in BEIR's layout, to see what is forgotten"
+    )
     parser.add_argument("--theirs", type=Path, help="one training by sentence-transformers into this folder")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -339,6 +342,19 @@ def main() -> None:
                 found = evaluated(model, folder / "test", took.with_name(f"{took.stem}-evaluated"))
                 facts = json.loads(took.read_text(encoding="utf-8"))
                 print(row(f"{name}, seed {seed}", found, start, [known, new], facts), flush=True)
+                if given.elsewhere:
+                    before = evaluated(
+                        given.model, given.elsewhere, given.out / f"{given.elsewhere.name}-start"
+                    )
+                    after = evaluated(
+                        model, given.elsewhere, took.with_name(f"{took.stem}-{given.elsewhere.name}")
+                    )
+                    cells = []
+                    for system in ("dense", "hybrid"):
+                        keys = [*before[system]]
+                        cells.append(f"{system} {mean(before[system]):.3f} -> {mean(after[system]):.3f}")
+                        cells.append(difference(after[system], before[system], keys))
+                    print(f"    on {given.elsewhere.name}: {', '.join(cells)}", flush=True)
                 for line in took.with_suffix(".log").read_text(encoding="utf-8").splitlines():
                     if " verdict: " in line:
                         print(line, flush=True)

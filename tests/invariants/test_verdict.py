@@ -191,6 +191,50 @@ def test_a_verdict_says_no_more_than_its_figures(
     assert found["opens"] == job.progress.best_checkpoint == "dpr_biencoder.step2"
 
 
+class LossAndOrder(Scripted):
+    """Its loss falls with every call, and so does the share of questions that it has right."""
+
+    def __call__(self, model: BiEncoder) -> dict[str, float]:
+        correct = next(self.script)
+        self.values = {
+            "eval/nll_loss": [3.0 + value + number / 100 for number, value in enumerate(correct)],
+            "eval/in_batch_acc": correct,
+        }
+        return {name: sum(values) / len(values) for name, values in self.values.items()}
+
+    def lower_is_better(self, name: str) -> bool:
+        return name == "eval/nll_loss"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_falls_while_the_order_gets_worse_is_not_better(
+    folder: Path, tmp_path: Path, ranks: int
+) -> None:
+    if ranks == 1:
+        run_misled(folder, tmp_path)
+    else:
+        run_on_ranks(run_misled, 2, folder, tmp_path)
+    found = json.loads((tmp_path / "verdict.json").read_text())
+    assert found["verdict"] == "worse" and "in_batch_acc 1.000 -> 0.500, -0.500" in found["line"]
+    assert [one["verdict"] for one in found["comparisons"]] == ["worse", "better"]
+    assert found["opens"] == "dpr_biencoder.step0"
+
+
+def run_misled(folder: Path, output_dir: Path) -> None:
+    job = make_trainer(
+        BiEncoder.load(folder / "base"),
+        [ListSource(SAMPLES)],
+        [],
+        output_dir,
+        eval_per_epoch=1,
+        validations=[LossAndOrder([1.0] * 40, [1.0, 0.0] * 20)],
+        keep="better",
+        max_steps=2,
+    )
+    job.train()
+    assert job.progress.best_checkpoint == "dpr_biencoder.step0"
+
+
 def test_the_verdict_is_that_of_any_number_of_ranks(folder: Path, tmp_path: Path) -> None:
     alone = verdict_of(folder, tmp_path / "one")
     for several in run_on_ranks(verdict_of, 2, folder, tmp_path / "two"):

@@ -29,6 +29,8 @@ MOST_SHARE = 0.2
 _PASSES = 3  # of a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _START = "start"
+_LOSS = "nll_loss"
+_CORRECT = "in_batch_acc"
 Values = Mapping[str, Sequence[float]]
 """By metric, the value of every question; on rank 0 alone."""
 
@@ -112,6 +114,20 @@ class Verdict(Callback):
         after = progress.best_value or 0.0
         sign = 1 if higher_is_better(run.validations, name) else -1
         is_ahead = best is not None and (math.isnan(before) or sign * after > sign * before)
+
+        start_values = self._values.get(_START, {})
+        best_values = self._values.get(best or "", {})
+        compared: list[Comparison] = []
+        if best is not None:
+            compared.append(_compare(run, name, start_values, best_values, after=after))
+            # A loss can fall while the order gets worse: scores move apart where the temperature is far too high.
+            correct = _correct_beside(name)
+            if compared[0].verdict != "worse" and correct in start_values and correct in best_values:
+                order = _compare(run, correct, start_values, best_values)
+                if order.verdict == "worse":
+                    compared.insert(0, order)
+        is_misled = from_main(len(compared) > 1)
+        is_ahead = is_ahead and not is_misled
         if run.settings.train.keep == "better" and not is_ahead:
             start = checkpoint_name(0)
             if from_main((run.output_dir / start).is_dir()):
@@ -125,28 +141,30 @@ class Verdict(Callback):
             """All comparisons of the best checkpoint, that by which it was chosen first; or that there is
             none."""
             opens = run.progress.best_checkpoint
-            compared: list[Comparison] = []
             if best is None:
                 verdict = "guards broken"
                 shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
                 lines = [f"no checkpoint keeps the guards ({shown})"]
                 opened = "the start" if opens else "the last checkpoint"
             else:
-                start = self._values.get(_START, {})
-                made = self._values.get(best, {})
-                compared.append(_compare(run, name, start, made, after=after))
-                for other in made:
-                    if other in start and other != name:
-                        compared.append(_compare(run, other, start, made))
-                for other in made:
-                    if baseline_of(other) in start:
-                        compared.append(_compare(run, other, start, made, against="BM25"))
+                for other in best_values:
+                    if other in start_values and other not in (name, _correct_beside(name)):
+                        compared.append(_compare(run, other, start_values, best_values))
+                for other in best_values:
+                    if baseline_of(other) in start_values:
+                        compared.append(_compare(run, other, start_values, best_values, against="BM25"))
                 verdict = compared[0].verdict
                 lines = [str(each) for each in compared]
                 opened = "the start" if opens != best else "it all the same (train.keep=best)"
             for line in lines:
                 logger.info("verdict: %s", line)
-            if name == "eval/nll_loss" and len(compared) == 1:  # no other validation was compared
+            if is_misled:
+                logger.info(
+                    "fewer questions have their own passage first, whatever the loss says;"
+                    " is loss.temperature=%g too high for these scores?",
+                    float(run.model.temperature),
+                )
+            elif name == "eval/nll_loss" and len(compared) == 1:  # no other validation was compared
                 logger.info(
                     "the loss compares the passages of a batch; what a search of your corpus gains or loses,"
                     " only a validation of kind retrieval measures (train.validation)"
@@ -205,7 +223,8 @@ def is_start_measured(run: Run) -> bool:
 
 def _compared(run: Run, metrics: Metrics) -> Values:
     """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
-    names = [run.best_by(metrics)[0], *(name for each in run.validations for name in each.judged_by)]
+    best = run.best_by(metrics)[0]
+    names = [best, _correct_beside(best), *(name for each in run.validations for name in each.judged_by)]
     values = {name: of_each for each in run.validations for name, of_each in each.values.items()}
     compared = dict.fromkeys([*names, *map(baseline_of, names)])
     return {name: values[name] for name in compared if name in values and name in metrics}
@@ -241,6 +260,11 @@ def _compare(
         p=test.p_flips,
         num_questions=test.num_questions,
     )
+
+
+def _correct_beside(name: str) -> str:
+    """Of a loss, the share of questions whose own passage comes first; empty for another metric."""
+    return name.removesuffix(_LOSS) + _CORRECT if name.endswith(f"/{_LOSS}") else ""
 
 
 def baseline_of(name: str, what: str = "bm25") -> str:

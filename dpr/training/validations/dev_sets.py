@@ -42,8 +42,8 @@ class DevSetValidation(Validation):
     """
 
     kinds: Sequence[str]
-    """The last parts of the names of its metrics, in the order of their sums; the first has a value of each
-    question."""
+    """The last parts of the names of its metrics, in the order of their sums; the first ones have a value of
+    each question."""
 
     def __init__(
         self, dev_sets: OpenedSets, settings: TrainingSettings | None = None, *, candidates: str = ""
@@ -66,9 +66,10 @@ class DevSetValidation(Validation):
             for kind, value in zip(self.kinds, sums[1:], strict=True):
                 metrics[f"{key}/{kind}"] = float(value / sums[0])
             if key == "eval" or len(by_set) > 1:
-                values[f"{key}/{self.kinds[0]}"] = of_questions.tolist()
+                for kind, column in zip(self.kinds, of_questions.T, strict=False):
+                    values[f"{key}/{kind}"] = column.tolist()
         self.values = values
-        self.judged_by = list(values)
+        self.judged_by = [name for name in values if name.endswith(f"/{self.kinds[0]}")]
         return metrics
 
     def names_for(self, sets: Sequence[str]) -> list[str]:
@@ -95,7 +96,7 @@ class DevSetValidation(Validation):
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
         """The number of a set's questions and the sum of each metric over them, in float64, of all ranks; and
-        the value (Q,) of each question by the first metric."""
+        the values (Q, K) of each question by the first K metrics."""
 
     def _num_questions(self, source: SampleSource) -> int:
         """How many of a set's questions count."""
@@ -143,7 +144,7 @@ class NllValidation(DevSetValidation):
         collator = self._collator(model)
         ranks = current_ranks()
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
-        values = [torch.zeros(0, dtype=torch.float64)]
+        values = [torch.zeros(0, 2, dtype=torch.float64)]
         num_questions = self._num_questions(source)
         starts = range(0, num_questions, self.pool_size)
         for start in counted(starts, f"validating on {source.name}", unit="questions"):
@@ -175,7 +176,8 @@ class NllValidation(DevSetValidation):
             sums += torch.stack(
                 [sums.new_tensor(len(rows)), result.loss.double(), result.num_correct.double()]
             )
-            values.append(gather_uneven_rows(result.losses.double()).cpu())
+            of_questions = torch.stack([result.losses.double(), result.correct.double()], dim=1)
+            values.append(gather_uneven_rows(of_questions).cpu())
         return sum_over_ranks(sums), torch.cat(values)
 
 
@@ -264,7 +266,7 @@ class AverageRankValidation(DevSetValidation):
                 ties[rows_of_block] += ((scores == gold) & competing).sum(1)
         rank = higher + 0.5 * ties
         sums = torch.stack([torch.ones_like(rank), rank, higher, higher + ties], dim=1).sum(0)
-        return sum_over_ranks(sums), gather_uneven_rows(rank).cpu()
+        return sum_over_ranks(sums), gather_uneven_rows(rank[:, None]).cpu()
 
     def _num_questions(self, source: SampleSource) -> int:
         most = self.settings.train.val_av_rank_max_qs
