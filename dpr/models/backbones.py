@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,20 @@ def local_model(name: str | Path) -> Path:
     is_below_here = "/" in str(name) and path.parent.is_dir()
     if os.path.lexists(path) or is_below_here or not _HUB_NAME.fullmatch(str(name)):
         return path
+    return snapshot_of(str(name))
+
+
+@cache  # all that a process reads is of one revision
+def snapshot_of(name: str) -> Path:
+    """The snapshot of a model of the hub.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     from huggingface_hub import constants, snapshot_download
 
-    with reading(path):
-        for repository in [str(name)] if "/" in str(name) else [f"sentence-transformers/{name}", str(name)]:
+    with reading(name):
+        for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
             try:
                 return Path(snapshot_download(repository, allow_patterns=_FETCHED))
             except Exception as error:  # of the client: no such model, no right to it, no network, no room

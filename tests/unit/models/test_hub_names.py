@@ -16,6 +16,7 @@ from huggingface_hub import constants
 
 from dpr import BiEncoder, CheckpointError, EncoderSettings, to_sentence_transformer
 from dpr.cli.main import main
+from dpr.models.backbones import snapshot_of
 from tests.helpers.tiny import tiny_model
 
 TEXTS = ["ba be", "bi bo bu"]
@@ -110,7 +111,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
+    snapshot_of.cache_clear()
     yield
+    snapshot_of.cache_clear()
     server.shutdown()
     server.server_close()
 
@@ -123,10 +126,14 @@ def test_a_name_is_fetched_and_then_found_without_a_network(
     fetched = {file.name for file in (tmp_path / "cache").rglob("snapshots/*/*")}
     assert {"modules.json", "model.safetensors", "1_Pooling"} <= fetched
     assert not {"pytorch_model.bin", "modeling.py"} & fetched
+    count = len(Hub.asked)
+    BiEncoder.load("tiny")
+    assert len(Hub.asked) == count, "a process asks for a model once"
     towers = BiEncoder.from_pretrained("sentence-transformers/tiny", EncoderSettings())
     assert (towers.settings.pooling, towers.settings.normalize) == ("mean", True)
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    snapshot_of.cache_clear()
     Hub.asked.clear()
     for name in ("tiny", "sentence-transformers/tiny"):
         np.testing.assert_allclose(BiEncoder.load(name).encode(TEXTS), expected, atol=1e-6)
@@ -165,6 +172,7 @@ def test_commands_take_names(
     adapt = ["adapt", "corpus.jsonl", "model=tiny", "out=adapted"]
     assert main(adapt) == 0
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    snapshot_of.cache_clear()
     assert main(adapt) == 0
     assert main(["merge", "base=tiny", "tuned=adapted/model", "weights=0.5", "out=merged"]) != 0
     assert main(["merge", "base=tiny", "tuned=tiny", "weights=0.5", "out=merged"]) == 0
