@@ -39,7 +39,6 @@ from dpr.models.pooling import RootIdfPooling
 from dpr.models.sentence_transformers import (
     DENSE,
     NORMALIZE,
-    OF_PASSAGES,
     POOLING,
     SIDES,
     STATIC,
@@ -75,7 +74,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         ),
         f"its pooling ({settings.pooling}) weights the tokens of a transformer": weighted,
     }
-    for name in (*SIDES, *OF_PASSAGES):
+    for name in SIDES:
         problems[f"it has a prompt called {name}, a name of the library's own"] = name in settings.prompts
     refuse(problems, source)
     write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])

@@ -159,7 +159,10 @@ def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, i
         "shared": own.shared,
         "sequence_length": own.sequence_length,
         "question_length": model.tensorizer.question_length,
+        "projection_dim": own.projection_dim,
     }
+    if own.adapter != "none":
+        of_model["lora_rank"] = own.lora_rank
     default = EncoderSettings()
     for name, stored in of_model.items():
         given = getattr(encoder, name)

@@ -29,6 +29,7 @@ from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, is_stored, load_base, update_digest
 from dpr.models.backbones import (
+    CONFIG,
     backbone_from_config,
     check_vocabulary,
     check_weights,
@@ -98,6 +99,8 @@ class BiEncoder(nn.Module):
         self.settings = settings
         options = options or TowerOptions()
         temperature = 1.0 if options.temperature is None else options.temperature
+        self.has_temperature = options.temperature is not None
+        """Its temperature was stated or trained with; else it is not stored."""
         self.options = replace(options, temperature=temperature)
         self.log_temperature = (
             nn.Parameter(torch.tensor(temperature).log()) if options.learn_temperature else None
@@ -506,7 +509,7 @@ class BiEncoder(nn.Module):
         self.tensorizer.save(encoder_folder)
         stated = self.settings.as_dict()
         # For a learned temperature this is the initial value; the learned one is among the weights.
-        stated["temperature"] = self.options.temperature
+        stated["temperature"] = self.options.temperature if self.has_temperature else None
         stated["format_version"] = checkpoints.FORMAT_VERSION
         if self.base is not None:
             stated["base"] = self.base._asdict()
@@ -566,14 +569,21 @@ class BiEncoder(nn.Module):
             parts.tensorizer.present(given)
             own = replace(own, **vars(given))
         if settings is not None and settings.adapter != "none" and own.adapter == "none":
-            if described_model(str(folder)) is None:
+            described = described_model(str(folder))
+            has_encoder = (folder / CONFIG).is_file()
+            if described is None or not has_encoder:
+                advice = "dpr export to=sentence-transformers writes a folder that they can be added to"
+                if described is not None:
+                    advice = "its encoder is not at the top of its folder, or it has two"
+                elif has_encoder:
+                    advice = f"it does not say how a text becomes a vector; encoder.pretrained_model_cfg={path} takes it"
                 raise ConfigError(
-                    f"encoder.adapter={settings.adapter}, but model_file has no adapters; leave model_file out"
-                    " and set encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are"
-                    " then frozen"
+                    f"encoder.adapter={settings.adapter}: no adapters can be added to {path}; {advice}"
                 )
-            # its weights stay as they are, and the checkpoint names them instead of holding them
-            parts.weights.clear()  # which are read again, by peft's names
+            # The encoder's weights stay as they are, and the checkpoint names them instead of holding them. They
+            # are read again, by peft's names.
+            others = {name: tensor for name, tensor in parts.weights.items() if ".backbone." not in name}
+            parts.weights.clear()
             is_short = "/" not in str(path) and not Path(path).exists()  # one of the library's own on the hub
             model = cls.from_pretrained(
                 f"sentence-transformers/{path}" if is_short else str(path),
@@ -588,6 +598,7 @@ class BiEncoder(nn.Module):
                 special_tokens=special_tokens,
                 options=options,
             )
+            model.load_state_dict(others, strict=False)  # of a Dense
             return model.to(device or "cpu").eval()
         stored = parts.learned_temperature or parts.temperature
         if options.temperature is None:

@@ -91,6 +91,7 @@ class Trainer(Run):
     ) -> None:
         train = settings.train
         self.model = model
+        model.has_temperature = True  # with which it is trained from here on
         self.output_dir = output_dir
         self.settings = settings
         self.loss = loss

@@ -167,6 +167,14 @@ def test_the_library_finds_prompts_similarity_and_dimensions(tmp_path: Path) -> 
     assert to_sentence_transformer(bert(tmp_path / "cosine", **COSINE)).similarity_fn_name == "cosine"
 
 
+def test_names_that_the_library_tries_for_passages_do_not_matter(tmp_path: Path) -> None:
+    model = bert(tmp_path / "made_of", query_prompt="be: ", prompts={"passage": "ga: ", "corpus": "da: "})
+    export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
+    loaded = library().SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(loaded.encode_document(["ba be"]), model.encode_passages(["ba be"]), atol=1e-5)
+    assert loaded.prompts["passage"] == "ga: "
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "apostrophes of one side": (
         lambda folder: shared(folder, plain_apostrophes=True),
@@ -183,7 +191,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "repeats in a transformer": (lambda folder: bert(folder, pooling="idf_sqrt"), "weights the tokens"),
     "idf of a transformer": (lambda folder: bert(folder, pooling="idf"), "weights the tokens"),
-    "names of prompts": (lambda folder: bert(folder, prompts={"corpus": "x"}), "a prompt called corpus"),
+    "names of prompts": (lambda folder: bert(folder, prompts={"query": "x"}), "a prompt called query"),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dpr import BiEncoder, EncoderSettings
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
 from dpr.jobs.train import build_model, run
@@ -31,6 +32,17 @@ def config_of(folder: Path, **loss: Any) -> BiEncoderTrainConfig:
     for name, value in loss.items():
         setattr(config.loss, name, value)
     return config
+
+
+def test_what_was_never_trained_has_no_temperature(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EncoderSettings(sequence_length=24)
+    untrained = BiEncoder.from_pretrained(str(folder / "encoder"), settings, pretrained=False)
+    untrained.save(tmp_path / "untrained")
+    evaluated(folder, tmp_path / "untrained", temperature=0.05)
+    assert WARNED not in caplog.text
+    assert BiEncoder.load(tmp_path / "untrained").stored_temperature is None
 
 
 @pytest.fixture(scope="module")

@@ -208,6 +208,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
             TowerSettings(adapter="lora", **other).check_together("encoder.")
     plain = BiEncoder.from_pretrained(str(tmp_path), EncoderSettings(sequence_length=24), do_lower_case=True)
     plain.save(tmp_path / "plain")
-    for start in (tmp_path, tmp_path / "plain"):
-        with pytest.raises(ConfigError, match="model_file has no adapters"):
+    for start, advice in (
+        (tmp_path, "encoder.pretrained_model_cfg="),
+        (tmp_path / "plain", "dpr export to="),
+    ):
+        with pytest.raises(ConfigError, match=f"no adapters can be added to .*{advice}"):
             BiEncoder.load(start, settings=EncoderSettings(adapter="lora"))

@@ -209,7 +209,7 @@ def test_a_projection_that_nobody_trained_is_refused(tmp_path: Path) -> None:
 def test_a_temperature_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
     tiny_model(tmp_path / "bert").save(tmp_path / "model")
     file = tmp_path / "model" / "encoder_settings.json"
-    file.write_text(file.read_text().replace('"temperature": 1.0', f'"temperature": {value}'))
+    file.write_text(file.read_text().replace('"temperature": null', f'"temperature": {value}'))
     write_manifest(tmp_path / "model", {})
     with pytest.raises(CheckpointError, match=r"encoder_settings.json: .*expected a finite number above 0"):
         BiEncoder.load(tmp_path / "model")

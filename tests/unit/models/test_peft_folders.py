@@ -138,11 +138,16 @@ def test_a_folder_of_sentence_transformers_may_hold_an_adapter(tmp_path: Path) -
     assert model.settings.adapter == "lora"
 
 
-def test_adapters_are_trained_beside_a_model_of_sentence_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_dense", [False, True])
+def test_adapters_are_trained_beside_a_model_of_sentence_transformers(
+    tmp_path: Path, has_dense: bool
+) -> None:
     library = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     transformer = modules.Transformer(str(base_folder(tmp_path / "base")), max_seq_length=7)
     parts = [transformer, modules.Pooling(16, pooling_mode="mean"), modules.Normalize()]
+    if has_dense:
+        parts.insert(2, modules.Dense(16, 12, activation_function=torch.nn.Tanh()))
     theirs = library.SentenceTransformer(modules=parts, device="cpu", prompts={"query": "ba be: "})
     theirs.save(str(tmp_path / "st"), create_model_card=False)
     model = BiEncoder.load(tmp_path / "st", settings=EncoderSettings(adapter="lora", lora_rank=4))
@@ -150,7 +155,7 @@ def test_adapters_are_trained_beside_a_model_of_sentence_transformers(tmp_path: 
         found = getattr(model, f"encode_{side}s")(TEXTS)
         expected = theirs.encode_query(TEXTS) if side == "question" else theirs.encode_document(TEXTS)
         np.testing.assert_allclose(found, expected, atol=3e-6)
-    assert model.settings.shared and all("lora_" in name for name in model.weights())
+    assert model.settings.shared and all("lora_" in name or "encode_proj" in name for name in model.weights())
     for name, weight in model.weights().items():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.3)
