@@ -50,7 +50,13 @@ _READ: dict[str, int | None] = {
     r"(tokenizer_config|added_tokens|special_tokens_map|.*\.index)\.json": 32 * _MIB,
     r"(.*config.*|modules)\.json|chat_template\..*": _MIB,
 }
+_OWN = ("encoder_settings.json", "token_frequencies.json")
 _LONGEST_TEXT = 1 << 14
+
+
+def is_read(name: str) -> bool:
+    """Whether a model or a tokenizer is read from a file of this name in its folder."""
+    return name in _OWN or any(re.fullmatch(pattern, name) for pattern in _READ)
 
 
 def check_files(folder: Path, *, within: Path | None = None) -> None:

@@ -26,6 +26,7 @@ from typing import Any, TextIO
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.logs import details_in, get_logger
+from dpr.core.records import json_sha256
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
 from dpr.data.pairs import PseudoPairs, kinds_of
@@ -36,7 +37,7 @@ from dpr.jobs import compare, embed, mine, prepare, retrieve, train
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.mining.settings import MineCommand, ScoreCommand
-from dpr.models.backbones import local_model
+from dpr.models.backbones import files_of_model, local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.passages import GIVEN
@@ -265,7 +266,11 @@ def find_model(key: str, name: str | None) -> tuple[str | None, str | None]:
         raise ConfigError(
             f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"
         )
-    return str(path), content_sha256(path)
+    if path.is_file():
+        return str(path), content_sha256(path)
+    folder = resolve_checkpoint(path)
+    content = [[str(file.relative_to(folder)), content_sha256(file)] for file in files_of_model(folder)]
+    return str(path), json_sha256(content)
 
 
 def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:

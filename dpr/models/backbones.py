@@ -27,7 +27,7 @@ from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.logs import shows_bars
 from dpr.core.machine import no_downloads, overlapping, reading
 from dpr.core.paths import user_path
-from dpr.data.tokenizer_files import check_files, check_numbers
+from dpr.data.tokenizer_files import check_files, check_numbers, is_read
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
 from dpr.storage.untrusted import describe
 
@@ -40,6 +40,8 @@ _RUNNING = re.compile(
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model"]
+_LISTS = ("modules.json", "router_config.json")
+_TOWERS = ("encoder", "question_encoder", "ctx_encoder")
 _MAX_SIZE = {
     "num_attention_heads": 1 << 12,
     "hidden_size": 1 << 17,
@@ -102,6 +104,20 @@ def snapshot_of(name: str) -> Path:
             )
             hint = f"fetch it where there is one (hf download {repository}), or name a folder"
     raise CheckpointError(found, file=name, hint=hint)
+
+
+def files_of_model(folder: Path) -> list[Path]:
+    """The files that a model is read from: those of its folder, and of the folders inside it that its lists name.
+    Others may come and go, such as a run that was trained from the model and written into its folder."""
+    lists = [file.read_text("utf-8", "replace") for file in map(folder.joinpath, _LISTS) if file.is_file()]
+    inside = [
+        path
+        for path in folder.iterdir()
+        if path.is_dir()
+        and (path.name in _TOWERS or any(f'"{path.name}{end}' in text for text in lists for end in '"/'))
+    ]
+    found = [*folder.iterdir(), *(file for path in inside for file in path.rglob("*"))]
+    return sorted(file for file in found if is_read(file.name) and file.is_file())
 
 
 @contextmanager

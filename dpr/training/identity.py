@@ -21,7 +21,7 @@ from dpr.core.settings import IDENTITY, MODEL, WARNED, flat_values, unused_keys
 from dpr.data.training_data import OpenedSets
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
-from dpr.models.backbones import deciding_config, dropout_of
+from dpr.models.backbones import deciding_config, dropout_of, files_of_model
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
@@ -48,7 +48,6 @@ class RunIdentity:
     content. May not change either."""
 
 
-_OF_MODELS = (".json", ".safetensors", ".bin", ".pt", ".txt", ".model", ".jinja")
 _OF_METRICS = (
     "dev_datasets.",
     "train.validation.",
@@ -75,6 +74,12 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, f"{key}[{number}]")
     else:
         yield key, value
+
+
+def _by_file(name: str, contents: list[str]) -> dict[str, str]:
+    """The contents of a model's files, by the name of the setting and of the file."""
+    files = dict(entry.rpartition(" ")[::2] for entry in contents)
+    return {f"{name}[{file}]" if file else name: content for file, content in files.items()}
 
 
 def run_identity(
@@ -106,7 +111,7 @@ def run_identity(
             models[key] = shared_content([path])
             continue
         folder = checkpoints.resolve_checkpoint(path)
-        read = sorted(file for file in folder.rglob("*") if file.suffix in _OF_MODELS and file.is_file())
+        read = files_of_model(folder)
         contents = zip(read, shared_content(read), strict=True)
         if read:
             models[key] = [f"{file.relative_to(folder).as_posix()} {content}" for file, content in contents]
@@ -190,7 +195,9 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     }
     models = identity.get("models", {})
     for name in models.keys() & own.models.keys():  # a model that is elsewhere now cannot be compared
-        changed |= _differences({name: models[name]}, {name: own.models[name]})
+        was = _by_file(name, models[name])
+        now = _by_file(name, own.models[name])
+        changed |= {key: (was.get(key), now.get(key)) for key in sorted(now) if was.get(key) != now.get(key)}
     if changed and settings.resume != "force":
         key, (was, now) = next(iter(changed.items()))
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""

@@ -13,7 +13,7 @@ import pytest
 from dpr.core.errors import CheckpointError, InputError, OutputError
 from dpr.storage import leftovers, outputs
 from dpr.storage.checksums import recalled, remember, verify_file
-from dpr.storage.durable import durable_file, durable_folder
+from dpr.storage.durable import durable_file, durable_folder, write_manifest
 from dpr.storage.leftovers import ProcessName
 from dpr.storage.outputs import ensure_built, held, lock_of, output, require_writable
 from tests.helpers.users import bound_by_permissions
@@ -118,6 +118,16 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path, folder: bool)
             assert "\n" not in str(caught.value)
         require_writable(tmp_path / "new" / "deep" / "out", folder=folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "file"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_nothing_is_added_to_a_folder_with_a_manifest(tmp_path: Path, folder: bool) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    write_manifest(tmp_path / "checkpoint", {})
+    for place in ("checkpoint/out", "checkpoint/deep/out"):
+        with pytest.raises(OutputError, match="the manifest of .*checkpoint lists all files"):
+            require_writable(tmp_path / place, folder=folder)
+    require_writable(tmp_path / "checkpoint-2" / "out", folder=folder)
 
 
 def test_an_output_error_is_one_of_the_system_and_one_for_people_and_travels_between_processes() -> None:

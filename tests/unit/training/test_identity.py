@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from dpr import BiEncoder
 from dpr.core.errors import CheckpointError
+from dpr.export.folders import export_folder
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.jobs.sources import resolve_training_files
@@ -125,7 +127,7 @@ ENCODER = {
     "model.safetensors": (
         "1",
         "2",
-        r"encoder\.pretrained_model_cfg\[1\] was model\.safetensors \w+, is now model\.safetensors",
+        r"encoder\.pretrained_model_cfg\[model\.safetensors\] was \w+, is now \w+",
     ),
 }
 
@@ -137,7 +139,9 @@ def test_another_content_of_the_encoders_folder_is_refused_wherever_it_lies(fold
     file.write_text(first or file.read_text())
     job(folder).train()
     shutil.move(folder / "encoder", folder / "moved")
-    (folder / "moved" / "README.md").write_text("decides nothing")
+    for decides_nothing in ("README.md", "LICENSE.txt", "results.json", "openvino/model.bin"):
+        (folder / "moved" / decides_nothing).parent.mkdir(exist_ok=True)
+        (folder / "moved" / decides_nothing).write_text("{}")
     assert job(folder, encoder="moved").resume().step == 2
     file = folder / "moved" / name
     file.write_text(file.read_text().replace(first or '"gelu"', second))
@@ -163,21 +167,27 @@ def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) 
             job(folder, loss=loss).resume()
 
 
-def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder: Path) -> None:
-    """The model's pooling, lengths and title are in effect, the settings' are the default ones."""
+@pytest.mark.parametrize("out", ["run", "given/tuned"])
+def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder: Path, out: str) -> None:
+    """The model's pooling, lengths and title are in effect, the settings' are the default ones. The run may lie in
+    the model's folder."""
+    pytest.importorskip("sentence_transformers")
     own: dict[str, Any] = {
         "pooling": "mean",
         "normalize": True,
         "shared": True,
         "title_template": "{title} {text}",
     }
-    tiny_model(folder / "encoder", dtype=torch.float32, question_length=12, **own).save(folder / "given")
+    tiny_model(
+        folder / "encoder", dtype=torch.float32, plain_apostrophes=False, question_length=12, **own
+    ).save(folder / "made")
+    export_folder(BiEncoder.load(folder / "made"), folder / "given", "sentence-transformers", source="made")
 
     def train(max_steps: int) -> None:
         config = BiEncoderTrainConfig(
             model_file=str(folder / "given"),
             train_datasets=[str(folder / "train.json")],
-            output_dir=str(folder / "run"),
+            output_dir=str(folder / out),
             device="cpu",
             train=TrainSettings(batch_size=4, max_steps=max_steps, num_workers=0, token_store="off"),
         )
@@ -186,7 +196,7 @@ def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder:
 
     train(2)
     train(3)
-    assert (folder / "run" / "dpr_biencoder.step3").is_dir()
+    assert (folder / out / "dpr_biencoder.step3").is_dir()
     write_training_set(folder / "train.json", make_samples(12, seed=1))
     with pytest.raises(CheckpointError, match="different run: train_datasets"):
         train(4)
