@@ -307,7 +307,7 @@ class PseudoPairs(DrawnPairs):
         rows = (index for index, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
-            found = "has no passage with words"
+            found = "has no passage whose text has words"
             if held_only and self.num_passages:
                 found += (
                     f" among the documents held back ({held_back:g} of those of {self.num_passages:,}"

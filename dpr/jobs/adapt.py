@@ -261,7 +261,10 @@ def find_model(key: str, name: str | None) -> tuple[str | None, str | None]:
     if path.is_file() and key != "teacher":  # which a checkpoint of the original DPR may be
         raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
     if path.is_dir() and next(path.rglob("*.safetensors"), None) is None:
-        raise ConfigError(f"{key}={name} holds no model.safetensors, expected the folder of a trained model")
+        found = "holds no model.safetensors, expected the folder of a trained model"
+        if any(path.rglob("*.bin")):
+            found += "; pickled weights (.bin) are not read: save it again by its own library"
+        raise ConfigError(f"{key}={name} {found}")
     if not path.exists():
         raise ConfigError(
             f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"

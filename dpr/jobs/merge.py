@@ -64,7 +64,7 @@ def run(config: MergeConfig) -> None:
     out = Path(str(config.out))
     model = models["tuned1"]
     model.to(resolve_device(config.device))
-    made_of = {"models": fingerprints, "candidates": grid, "set": sets, "metric": config.metric}
+    made_of = {"models": fingerprints, "weights": grid, "set": sets, "metric": config.metric}
     with output(out, made_of, overwrite=None) as is_missing:
         if not is_missing:
             return

@@ -125,7 +125,7 @@ def test_nothing_is_added_to_a_folder_with_a_manifest(tmp_path: Path, folder: bo
     (tmp_path / "checkpoint").mkdir()
     write_manifest(tmp_path / "checkpoint", {})
     for place in ("checkpoint/out", "checkpoint/deep/out"):
-        with pytest.raises(OutputError, match="the manifest of .*checkpoint lists all files"):
+        with pytest.raises(OutputError, match=r"the manifest of .*checkpoint lists all files"):
             require_writable(tmp_path / place, folder=folder)
     require_writable(tmp_path / "checkpoint-2" / "out", folder=folder)
 
