@@ -338,7 +338,7 @@ def test_kinds_that_are_none(given: Any, message: str) -> None:
 
 
 def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no passage with words"):
+    with pytest.raises(InputError, match="no passage whose text has words"):
         PseudoPairs(write_corpus(tmp_path / "empty.jsonl", [{"text": " "}]))
     one = write_corpus(tmp_path / "one.jsonl", [{"text": "ba"}])
     assert PseudoPairs(one)[0].question == "ba"
