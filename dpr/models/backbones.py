@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import re
 import sys
@@ -109,14 +110,13 @@ def snapshot_of(name: str) -> Path:
 def files_of_model(folder: Path) -> list[Path]:
     """The files that a model is read from: those of its folder, and of the folders inside it that its lists name.
     Others may come and go, such as a run that was trained from the model and written into its folder."""
-    lists = [file.read_text("utf-8", "replace") for file in map(folder.joinpath, _LISTS) if file.is_file()]
-    inside = [
-        path
-        for path in folder.iterdir()
-        if path.is_dir()
-        and (path.name in _TOWERS or any(f'"{path.name}{end}' in text for text in lists for end in '"/'))
-    ]
-    found = [*folder.iterdir(), *(file for path in inside for file in path.rglob("*"))]
+    lists = "".join(json.dumps(read_json(folder / name)) for name in _LISTS if (folder / name).is_file())
+    found = list(folder.glob("*"))
+    for path in folder.glob("*/"):
+        quoted = json.dumps(path.name)
+        is_listed = quoted in lists or f"{quoted[:-1]}/" in lists
+        if path.name in _TOWERS or is_listed:
+            found += path.rglob("*")
     return sorted(file for file in found if is_read(file.name) and file.is_file())
 
 
