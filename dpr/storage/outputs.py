@@ -245,8 +245,8 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
     nothing.
 
     Raises:
-        OutputError: it is the root of the file system, is or lies under a file, lies in a folder with a manifest,
-        or may not be written. Missing parents are fine.
+        OutputError: it is the root of the file system, is or lies under a file, lies in a checkpoint, or may
+        not be written. Missing parents are fine.
     """
     target = Path(target)
     try:
@@ -260,12 +260,9 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
         if not existing.is_dir():
             raise OutputError(target, f"{existing} is not a folder")
         for parent in target.resolve().parents:
-            if (parent / MANIFEST).is_file():  # with more files in it, nobody could open that
-                raise OutputError(
-                    target,
-                    f"the manifest of {parent} lists all files of that folder",
-                    hint="name another folder",
-                )
+            if all((parent / name).is_file() for name in (MANIFEST, "model.safetensors")):
+                reason = f"{parent} is a checkpoint, which with other files in it cannot be opened"
+                raise OutputError(target, reason, hint="name another folder")
         remove_leftovers_once(existing)
         probe = temporary_beside(existing / "probe")
         try:

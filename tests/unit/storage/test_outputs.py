@@ -121,11 +121,12 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path, folder: bool)
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_nothing_is_added_to_a_folder_with_a_manifest(tmp_path: Path, folder: bool) -> None:
+def test_nothing_is_added_to_a_checkpoint(tmp_path: Path, folder: bool) -> None:
     (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "model.safetensors").touch()
     write_manifest(tmp_path / "checkpoint", {})
     for place in ("checkpoint/out", "checkpoint/deep/out"):
-        with pytest.raises(OutputError, match=r"the manifest of .*checkpoint lists all files"):
+        with pytest.raises(OutputError, match=r"checkpoint is a checkpoint, which"):
             require_writable(tmp_path / place, folder=folder)
     require_writable(tmp_path / "checkpoint-2" / "out", folder=folder)
 
