@@ -256,7 +256,10 @@ def dot_product_attention(
     """Queries (n, H, Q, d), keys and values (n, H or fewer, L, d) in, (n, H, Q, d) out; ``causal`` without a
     mask, and Q = L."""
     shared = q.shape[1] // k.shape[1]  # query heads per key head
-    drops = can_drop(q, dropout) and not torch.is_autocast_enabled("cpu")
+    drops = can_drop(q, dropout)
+    if drops and torch.is_autocast_enabled("cpu"):  # which casts for SDPA, but not for a function of one's own
+        dtype = torch.get_autocast_dtype("cpu")
+        q, k, v = (states.to(dtype) for states in (q, k, v))
     if shared > 1 and (
         drops or (mask is not None and q.device.type != "cpu")
     ):  # no fast kernel supports both
@@ -265,9 +268,9 @@ def dot_product_attention(
     if drops:
         if causal:
             mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        return _DroppedAttention.apply(
-            q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling
-        )
+        scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+        with torch.autocast("cpu", enabled=False):
+            return _DroppedAttention.apply(q, k, v, mask, dropout, scaling)
     with without_cudnn():
         return nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=shared > 1
