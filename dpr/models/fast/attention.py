@@ -257,7 +257,8 @@ def dot_product_attention(
     mask, and Q = L."""
     shared = q.shape[1] // k.shape[1]  # query heads per key head
     drops = can_drop(q, dropout)
-    if drops and torch.is_autocast_enabled("cpu"):  # which casts for SDPA, but not for a function of one's own
+    if drops and torch.is_autocast_enabled("cpu"):
+        # Autocast casts for SDPA, but not for a function of one's own.
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = (states.to(dtype) for states in (q, k, v))
     if shared > 1 and (
