@@ -49,6 +49,7 @@ TRAININGS = {
         "loss.nll_weight=0.2",
     ],
     "LoRA": ["encoder.adapter=lora", "train.learning_rate=2e-4"],
+    "negatives that answer, too": ["train.hard_negatives=1"],
     "last weights, rate 2e-4, temperature 1, batch 8": [
         LAST,
         "train.learning_rate=2e-4",
@@ -139,6 +140,21 @@ def write_pairs(file: Path, pairs: Iterable[tuple[str, Passage]]) -> None:
         for question, positives in rows.items():
             row = {"question": question, "positive_ctxs": [*positives.values()], "hard_negative_ctxs": []}
             lines.write(json.dumps(row) + "\n")
+
+
+def write_wrong_negatives(file: Path, train: Path) -> None:
+    """Gives each question its own passage without the first sentence as a negative, as a corpus of chunks that
+    overlap does."""
+    with open(file, "w", encoding="utf-8") as lines:
+        for row in rows_of(train):
+            passage = row["positive_ctxs"][0]
+            _, _, rest = passage["text"].partition(". ")
+            overlapping = {
+                "title": passage["title"],
+                "text": rest or passage["text"],
+                "passage_id": passage["passage_id"] + "-2",
+            }
+            lines.write(json.dumps(row | {"hard_negative_ctxs": [overlapping]}) + "\n")
 
 
 def prepare(split: Split, out: Path) -> None:
@@ -287,6 +303,9 @@ def trained(name: str, given: argparse.Namespace, folder: Path, seed: int) -> tu
         tuned, _ = trained(name.removeprefix(HALF_WAY), given, folder, seed)
         once(dpr("merge", f"base={given.model}", f"tuned={tuned}", "weights=0.5", f"out={run}"), took)
         return run, took
+    if name == "negatives that answer, too":
+        train = folder / "wrong.jsonl"
+        write_wrong_negatives(train, folder / "train.jsonl")
     if name.endswith(("mined negatives", "from the hybrid")):
         mined = folder / "mined.jsonl"
         words = [f"out={mined}", f"model={given.model}", "max_relative_score=0.95", "per_question=5"]

@@ -1,91 +1,104 @@
-"""Static encoders and question tables taught by all-MiniLM-L6-v2: the last table of benchmarks/results/students.md.
+"""Static towers that learn all-MiniLM-L6-v2's vectors (``dpr adapt static=``), on eight collections: the last tables of
+benchmarks/results/students.md.
 
     python -m examples.minilm models/minilm
     python -m benchmarks.minilm_students --data ../shared/data --model models/minilm --out runs/students
 
-What is there is not made again. The teacher's figures and the data sets are those of benchmarks.fine_tuning, whose folder
-may be given as --out.
+Passages are encoded once a collection, and kept in --out, which may be that of benchmarks.adapt_trained.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from benchmarks.fine_tuning import difference, dpr, evaluated, mean, once, prepare, splits
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.adapt_trained import DEPTH, METRIC, Collection, by_vectors, collections, difference, encoded
 from benchmarks.students import microseconds
 from dpr import BiEncoder
-
-TABLE = ["encoder.static_questions=true", "encoder.fix_ctx_encoder=true"]
-BY_VECTORS = ["loss.nll_weight=0", "train.hard_negatives=0", "train.learning_rate=0.01", "train.keep_last=1"]
-STUDENT = [
-    "encoder=static",
-    "encoder.pooling=idf",
-    "encoder.shared=true",
-    "encoder.normalize=true",
-    "encoder.sequence_length=256",
-    "encoder.title_template='{title} {text}'",
-    "encoder.plain_apostrophes=false",
-]
-LABELS = [
-    "loss.temperature=0.05",
-    "train.batch_size=32",
-    "train.num_train_epochs=4",
-    "train.hard_negatives=0",
-]
+from dpr.core.records import Passage
+from dpr.data.pairs import PseudoPairs
+from dpr.evaluation.ranking_metrics import values_of
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
+from dpr.indexer.registry import Texts
+from dpr.training.static_student import MOST_QUESTIONS, learn_static
 
 
-def rows_of_tokens(model: Path, corpus: Path, made: Path) -> Path:
-    """A static encoder whose rows begin as the vectors that the model gives the tokens alone."""
-    if not (made / "ready").exists():
-        once(
-            dpr("new-encoder", f"corpus={corpus}", f"out={made}-counted", "layers=0", f"tokenizer={model}"),
-            made.with_suffix(".took.json"),
-        )
-        loaded = BiEncoder(str(model))
-        loaded.use_static_questions()
-        loaded.question_model.backbone.save_pretrained(str(made))
-        loaded.tensorizer.save(made)
-        shutil.copy(f"{made}-counted/token_frequencies.json", made)
-        (made / "ready").touch()
-    return made
-
-
-def students(model: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Of each line of the table its name and its model."""
-    corpus = folder / "test" / "corpus.jsonl"
-    pseudo = f"train_datasets=[{{file: {corpus}, pairs: mixed}}]"
-    runs = folder / "students"
-
-    def train(name: str, *words: str) -> Path:
-        run = runs / name
-        once(dpr("train", *words, f"out={run}"), runs / f"{name}.train.json")
-        return run
-
-    teacher = f"loss.teacher={model}"
-    begun = [f"model={model}", *TABLE, *BY_VECTORS, teacher, pseudo]
-    table = train("table", *begun, "train.batch_size=64", "train.max_steps=560", "train.num_train_epochs=40")
-    yield "a question table, no label", table
-
-    rows = rows_of_tokens(model, corpus, runs / "rows")
-    begun = [*STUDENT, f"encoder.pretrained_model_cfg={rows}", *BY_VECTORS, teacher, pseudo]
-    student = train(
-        "student", *begun, "train.batch_size=32", "train.max_steps=320", "train.num_train_epochs=12"
-    )
-    yield "a static student, no label", student
-
-    labels = [*LABELS, f"train_datasets={folder / 'train.jsonl'}"]
-    yield (
-        "the student, then the labels",
-        train("student_labels", f"model={student}", *labels, "train.learning_rate=0.003"),
+def study(name: str, made: Collection, given: argparse.Namespace) -> str:
+    """A line of the table."""
+    corpus, passages = encoded(name, made, given.model, given.out)
+    ids = [str(passage.id) for passage in made.passages]
+    rows = {key: row for row, key in enumerate(ids)}
+    keys = list(made.questions)
+    asked = [made.questions[key] for key in keys]
+    words = to_rankings(
+        Bm25Index.build(
+            Texts(iter(ids), (f"{passage.title} {passage.text}" for passage in made.passages))
+        ).search(asked, DEPTH)
     )
 
-    adapted = runs / "adapted"
-    once(dpr("adapt", str(corpus), f"out={adapted}"), runs / "adapted.train.json")
-    yield "static, no teacher, no label (dpr adapt)", adapted / "model"
+    def figures(rankings: list[Ranking]) -> np.ndarray:
+        values = values_of(dict(zip(keys, rankings, strict=True)), made.qrels, [METRIC])
+        return np.array([values[key][METRIC] for key in keys])
+
+    def systems(questions: Tensor, vectors: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        dense = by_vectors(questions, vectors, ids)
+        return figures(dense), figures(fuse_linear(dense, words, weight=0.5, k=DEPTH))
+
+    bm25 = figures(words)
+    model = BiEncoder(str(given.model))
+    start, start_hybrid = systems(torch.from_numpy(model.encode_questions(asked)), passages)
+
+    def known(wanted: list[Passage], **options: Any) -> Tensor:
+        return passages[[rows[str(passage.id)] for passage in wanted]]
+
+    found: list[tuple[np.ndarray, ...]] = []
+    seconds = []
+    for seed in given.seeds:
+        model = BiEncoder(str(given.model))
+        began = time.process_time()
+        with patch.object(model, "encode_passages", known):
+            student = learn_static(
+                model, PseudoPairs(corpus), sides="both", most_questions=given.questions, seed=seed
+            )
+        seconds.append(time.process_time() - began)
+        if name == "SQuAD":
+            student.save(given.out / "student", overwrite=True)
+            model.save(given.out / "table", overwrite=True)
+        questions = torch.from_numpy(student.encode_questions(asked))
+        # the table of static=questions is the same, beside the passages of the model
+        beside = systems(questions, passages)
+        both = systems(questions, torch.from_numpy(student.encode_passages(made.passages)))
+        found.append((*beside, *both))
+        shown = " ".join(f"{values.mean():.4f}" for values in found[-1])
+        print(f"{name}, seed {seed}: {shown}; {seconds[-1]:.0f} s", flush=True)
+
+    beside_dense, beside_hybrid, both_dense, both_hybrid = (
+        np.mean([one[place] for one in found], axis=0) for place in range(4)
+    )
+    cells = [
+        f"{name}, {len(ids):,} passages, {len(keys):,} questions",
+        f"{bm25.mean():.3f}",
+        f"{start.mean():.3f}",
+        f"{beside_dense.mean():.3f}",
+        difference(beside_dense, start),
+        f"{both_dense.mean():.3f}",
+        difference(both_dense, start),
+        f"{start_hybrid.mean():.3f}",
+        f"{beside_hybrid.mean():.3f}",
+        difference(beside_hybrid, start_hybrid),
+        f"{both_hybrid.mean():.3f}",
+        difference(both_hybrid, bm25),
+        f"{np.mean(seconds):.0f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
@@ -93,34 +106,21 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sets", nargs="+", default=["squad", "medquad", "scifact"])
+    parser.add_argument("--sets", nargs="+", help="some of the collections, by name")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--questions", type=int, default=MOST_QUESTIONS)
     given = parser.parse_args()
-
-    for set_name in given.sets:
-        folder = given.out / set_name
-        prepare(splits(given.data)[set_name](), folder)
-        start = evaluated(given.model, folder / "test", folder / "start")
-        keys = list(start["dense"])
-        print(f"\n{set_name}: the teacher {mean(start['dense']):.3f}, BM25 {mean(start['bm25']):.3f}")
-        print(f"hybrid of the teacher {difference(start['hybrid'], start['bm25'], keys)} to BM25")
-        print("| | dense | to the teacher | hybrid | to BM25 | CPU s |\n|---|---:|---:|---:|---:|---:|")
-        for name, model in students(given.model, folder):
-            run = model.parent if model.name == "model" else model
-            found = evaluated(model, folder / "test", run.with_name(f"{run.name}-evaluated"))
-            took = json.loads(run.with_name(f"{run.name}.train.json").read_text(encoding="utf-8"))
-            cells = [
-                name,
-                f"{mean(found['dense']):.3f}",
-                difference(found["dense"], start["dense"], keys),
-                f"{mean(found['hybrid']):.3f}",
-                difference(found["hybrid"], found["bm25"], keys),
-                f"{took['cpu']:.0f}",
-            ]
-            print("| " + " | ".join(cells) + " |", flush=True)
-
-    first = given.out / given.sets[0] / "students"
-    models = {"the teacher": given.model, "table": first / "table", "student": first / "student"}
-    print(microseconds(models, given.out))
+    given.out.mkdir(parents=True, exist_ok=True)
+    heads = ["BM25", "model", "static questions", "to the model", "both static", "to the model"]
+    heads += ["hybrid, model", "hybrid, static questions", "to the model's", "hybrid, both static", "to BM25"]
+    heads += ["CPU s of the fit"]
+    print("| | " + " | ".join(heads) + " |\n|---" + "|---:" * len(heads) + "|")
+    for name, read in collections(given.data).items():
+        if given.sets is None or name in given.sets:
+            print(study(name, read(), given), flush=True)
+    if (given.out / "student").exists():
+        models = {"the model": given.model, "a table": given.out / "table", "static": given.out / "student"}
+        print(microseconds(models, [*collections(given.data)["SQuAD"]().questions.values()][:200]))
 
 
 if __name__ == "__main__":

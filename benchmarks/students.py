@@ -249,9 +249,8 @@ def shown(lines: Mapping[str, Sequence[Mapping[str, Measured]]]) -> str:
     return "\n".join(text)
 
 
-def microseconds(models: Mapping[str, Path], out: Path, rounds: int = 5) -> str:
+def microseconds(models: Mapping[str, Path], questions: list[str], rounds: int = 5) -> str:
     """CPU time of a question, one after the other: its tower alone, and from text to vector."""
-    questions = [question.text for question in read_questions(out / "squad" / "test" / "queries.jsonl")][:200]
     lines = ["| | tower, µs | text to vector, µs |", "|---|---:|---:|"]
     times: dict[str, list[list[float]]] = {name: [[], []] for name in models}
     loaded = {name: BiEncoder.load(folder) for name, folder in models.items()}
@@ -308,7 +307,8 @@ def main() -> None:
         "table": given.out / str(given.seeds[0]) / "table_vectors",
     }
     if "tables" in given.kinds:
-        print(microseconds(models, given.out), flush=True)
+        asked = read_questions(given.out / "squad" / "test" / "queries.jsonl")
+        print(microseconds(models, [question.text for question in asked][:200]), flush=True)
 
 
 if __name__ == "__main__":

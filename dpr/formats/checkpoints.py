@@ -33,6 +33,7 @@ from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.text_input import iter_raw_lines, open_input
 from dpr.storage.durable import (
+    CHECKSUM,
     describe_file,
     differences,
     json_text,
@@ -150,10 +151,13 @@ def write_run(run: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def seal_run(run: Path) -> None:
-    """At the end of a run, notes in ``run.json`` what the other JSON files of its folder hold."""
+    """At the end of a run, notes in ``run.json`` what the other JSON files of its folder hold, but those that have a
+    checksum beside them."""
     if (run / RUN_FILE).is_file():
         files = {
-            file.name: describe_file(file) for file in sorted(run.glob("*.json")) if file.name != RUN_FILE
+            file.name: describe_file(file)
+            for file in sorted(run.glob("*.json"))
+            if file.name != RUN_FILE and not file.with_name(file.name + CHECKSUM).exists()
         }
         write_run(run, {**read_json(run / RUN_FILE), FILES_RECORD: files})
 

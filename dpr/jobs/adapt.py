@@ -33,10 +33,10 @@ from dpr.data.pairs import PseudoPairs, kinds_of
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint, write_run
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.jobs import compare, embed, mine, prepare, retrieve, train
+from dpr.jobs import compare, embed, prepare, retrieve, train
+from dpr.jobs.doctor import problems_below
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
-from dpr.mining.settings import MineCommand, ScoreCommand
 from dpr.models.backbones import files_of_model, local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.folder_data import content_of_documents, find_documents
@@ -55,8 +55,10 @@ from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import LOCK_FILE, held, require_writable
+from dpr.training import static_student
 from dpr.training.linear_layer import MOST_QUESTIONS, add_fitted_layer
 from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.static_student import learn_static
 
 logger = get_logger(__name__)
 
@@ -64,8 +66,6 @@ JOBS: dict[str, Callable[[Any], Any]] = {
     "prepare": prepare.run,
     "new-encoder": prepare.make_encoder,
     "train": train.run,
-    "mine": mine.run,
-    "score": mine.run_score,
     "embed": embed.run,
     "retrieve": retrieve.run,
     "adapt": lambda config: write_fitted(config),  # defined below
@@ -91,8 +91,8 @@ _DEPTH = 1000
 """Passages that each side of the hybrid lists."""
 _METRIC = "ndcg@10"
 LEAST_PAIRS = 8192
-_WIDEST_MARGIN = 3.0
-"""What is learned, in temperatures, for the widest of a teacher's scores."""
+LEAST_PASSAGES = 20
+"""A batch has 16, and a tenth of them are held back."""
 MADE = (
     "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"
     " questions expect less of it beside BM25. questions=FILE measures with real ones."
@@ -124,15 +124,19 @@ class Texts:
 def run(config: AdaptSettings) -> None:
     """Runs all stages and prints what came of them."""
     kinds_of(config.pairs, setting="pairs")
-    config.model_file, content = find_model("model_file", config.model_file)
-    config.teacher, content_of_teacher = find_model("teacher", config.teacher)
-    start = time.monotonic()
     out = Path(str(config.out))
+    config.model_file, content = find_model("model_file", config.model_file, out)
+    if config.static is not None and not gets_layer(config):
+        raise ConfigError(
+            f"static={config.static}, but model_file={config.model_file} does not say how a text becomes a vector; take"
+            " a checkpoint, or a model of sentence-transformers"
+        )
+    start = time.monotonic()
     corpus = Path(str(config.corpus))
     made_of = {
         "corpus": content_sha256(corpus),
         "model_file": content,
-        "teacher": content_of_teacher,
+        "static": config.static,
         "pairs": config.pairs,
         "max_pairs": config.max_pairs,
         "seed": config.seed,
@@ -159,11 +163,10 @@ def run(config: AdaptSettings) -> None:
 
 def quickstart(config: QuickstartSettings) -> None:
     """Runs all stages and prints what came of them."""
-
-    model_file, content = find_model("encoder", None if config.encoder == "static" else config.encoder)
+    out = Path(str(config.out))
+    model_file, content = find_model("encoder", None if config.encoder == "static" else config.encoder, out)
     start = time.monotonic()
     folder = Path(str(config.folder))
-    out = Path(str(config.out))
     made_of = asdict(config.part(FolderSettings)) | {"encoder": content}
     if config.questions is not None:
         made_of["questions"] = content_sha256(Path(config.questions))
@@ -248,17 +251,17 @@ def quickstart(config: QuickstartSettings) -> None:
     print(f"Details:          {out / DETAILS}")
 
 
-def find_model(key: str, name: str | None) -> tuple[str | None, str | None]:
-    """The folder or file of the model that a setting names, fetched from the hub where it is there, and what stands
-    for its content; before anything is made.
+def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str | None]:
+    """The folder of the model that a setting names, fetched from the hub where it is there, and what stands for its
+    content; before anything is made.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it lies in ``out``, whose stages may be made again.
     """
     if name is None:
         return None, None
     path = local_model(name)
-    if path.is_file() and key != "teacher":  # which a checkpoint of the original DPR may be
+    if path.is_file():
         raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
     if path.is_dir() and next(path.rglob("*.safetensors"), None) is None:
         found = "holds no model.safetensors, expected the folder of a trained model"
@@ -269,8 +272,8 @@ def find_model(key: str, name: str | None) -> tuple[str | None, str | None]:
         raise ConfigError(
             f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"
         )
-    if path.is_file():
-        return str(path), content_sha256(path)
+    if path.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"{key}={name} lies in out={out}, which is made anew; name another folder by out=")
     folder = resolve_checkpoint(path)
     content = [[str(file.relative_to(folder)), content_sha256(file)] for file in files_of_model(folder)]
     return str(path), json_sha256(content)
@@ -283,14 +286,22 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     if gets_layer(config):  # then nothing is chosen on made questions
         fitting = replace(config, corpus=str(texts.evaluated), out=str(out))
         what = "a linear layer behind the model, fitted to the corpus"
+        if config.static is not None:
+            what = f"a static encoder of {config.static}, which learns the model's vectors"
         stages.run("model", what, "adapt", fitting, [RUN_FILE])
         embed_with_model(stages, config, "vectors", texts.corpus)
         if texts.evaluated != texts.corpus:
             embed_with_model(stages, config, "evaluation", texts.evaluated)
         write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
         write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
-        print("\nA linear layer behind the model was fitted to questions cut from the corpus.")
-        print("The model's own weights are as they were. Only real questions can tell what it gains.")
+        if config.static is None:
+            print("\nA linear layer behind the model was fitted to questions cut from the corpus.")
+            print("The model's own weights are as they were. Only real questions can tell what it gains.")
+        else:
+            print(
+                "\nA static encoder has learned the model's vectors of passages and of questions cut from them."
+            )
+            print("Only real questions can tell what it loses.")
         print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
         return WEIGHT_OF_GIVEN
 
@@ -305,60 +316,8 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         )
         stages.run("encoder", "a static encoder without weights", "new-encoder", empty, ["untrained"])
 
-    first = out / ("before_teacher" if config.teacher else "model")
-    final = training(config, texts, first, temperature)
-    stages.run(first.name, "training", "train", final, [RUN_FILE], processes=config.processes)
-
-    if config.teacher:
-        # Negatives are found among the passages of the pairs: were those held back negatives, the dev
-        # questions would tell nothing.
-        cut = PrepareSettings(sources=[str(texts.corpus)], pairs=config.pairs)
-        cut.rounds = -(-(config.max_pairs or LEAST_PAIRS) // texts.counts()["passages"])
-        cut.out = str(out / "pairs" / "cut")
-        stages.run("pairs", "pairs, as a file", "prepare", cut, ["cut"])
-
-        made = ["pairs.jsonl", "pairs.jsonl.audit.json"]
-        files = {name: str(out / name / made[0]) for name in ("mined_bm25", "mined", "scored")}
-        by_words = MineCommand(files=[f"{cut.out}/train.jsonl"], out=files["mined_bm25"], per_question=3)
-        stages.run("mined_bm25", "negatives, by BM25", "mine", by_words, made)
-        by_model = MineCommand(files=[files["mined_bm25"]], out=files["mined"], per_question=3)
-        by_model.keep_existing = True
-        by_model.model_file = str(first)
-        by_model.device = config.device
-        stages.run("mined", "negatives, by the encoder", "mine", by_model, made)
-
-        scoring = ScoreCommand(files=[files["mined"]], out=files["scored"], device=config.device)
-        described = Path(config.teacher) / "config.json"
-        if described.is_file() and "ForSequenceClassification" in described.read_text():
-            scoring.cross_encoder = config.teacher
-        else:
-            scoring.model_file = config.teacher
-        stages.run("scored", "the teacher's scores", "score", scoring, made)
-
-        audit = read_json(Path(f"{files['scored']}.audit.json"))
-        scores = audit["positive_score_quantiles"] + audit["negative_score_quantiles"]
-        taught = training(config, texts, out / "model", temperature)
-        taught.encoder = type(taught.encoder)()  # the model's own, as the temperature
-        taught.model_file = str(first)
-        taught.datasets = {}
-        taught.train_datasets = [files["scored"]]
-        taught.train.hard_negatives = 6
-        taught.train.global_batch_size = min(taught.train.global_batch_size, 128)
-        taught.train.batch_size = taught.train.global_batch_size // config.processes
-        if config.model_file is None:
-            taught.train.learning_rate = 0.005
-        taught.train.num_train_epochs = 1
-        taught.train.max_steps = 0
-        taught.train.eval_every_steps = 0
-        taught.train.eval_at_start = None
-        taught.train.keep = "better"
-        taught.loss.temperature = None
-        taught.loss.nll_weight = 0.0
-        taught.loss.margin_mse_weight = float(f"{2 / temperature**2:g}")
-        scale = _WIDEST_MARGIN * temperature / (max(scores) - min(scores) or 1)
-        taught.loss.margin_mse_scale = float(f"{scale:g}")
-        what = "training, by the teacher"
-        stages.run("model", what, "train", taught, [RUN_FILE], processes=config.processes)
+    final = training(config, texts, out / "model", temperature)
+    stages.run("model", "training", "train", final, [RUN_FILE], processes=config.processes)
 
     embed_with_model(stages, config, "vectors", texts.corpus)
     embed_with_model(stages, config, "evaluation", texts.evaluated)
@@ -391,11 +350,9 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
 
 
 def gets_layer(config: AdaptSettings) -> bool:
-    """Whether the model that is given gets a linear layer in place of a training: it says how a text becomes a
-    vector, as one that was trained for retrieval does, and there is no teacher to learn from."""
-    if config.model_file is None or config.teacher is not None:
-        return False
-    return states_vectors(config.model_file)
+    """Whether the model that is given gets a linear layer, or static towers that learn its vectors, in place of a
+    training: it says how a text becomes a vector, as one that was trained for retrieval does."""
+    return config.model_file is not None and states_vectors(config.model_file)
 
 
 def states_vectors(model_file: str) -> bool:
@@ -405,13 +362,18 @@ def states_vectors(model_file: str) -> bool:
 
 
 def write_fitted(config: AdaptSettings) -> None:
-    """Writes a run: the model that is given, with a linear layer fitted to the corpus."""
+    """Writes a run: the model that is given, with what was fitted to the corpus."""
     folder = Path(str(config.out)) / "model"
     model = BiEncoder.load(str(config.model_file), resolve_device(config.device))
-    # Whole sentences and titles teach more than shortened crops, which are for a model that knows nothing yet.
-    kinds = ["sentence", "title"] if config.pairs == "mixed" else config.pairs
-    pairs = PseudoPairs(str(config.corpus), kinds=kinds, drop_words=0.0)
-    add_fitted_layer(model, pairs, most_questions=config.max_pairs or MOST_QUESTIONS, seed=config.seed)
+    if config.static is not None:
+        pairs = PseudoPairs(str(config.corpus), kinds=config.pairs)
+        most = config.max_pairs or static_student.MOST_QUESTIONS
+        model = learn_static(model, pairs, sides=config.static, most_questions=most, seed=config.seed)
+    else:
+        # Whole sentences and titles teach more than shortened crops, which are for a model that knows nothing yet.
+        kinds = ["sentence", "title"] if config.pairs == "mixed" else config.pairs
+        pairs = PseudoPairs(str(config.corpus), kinds=kinds, drop_words=0.0)
+        add_fitted_layer(model, pairs, most_questions=config.max_pairs or MOST_QUESTIONS, seed=config.seed)
     model.save(folder / FITTED, overwrite=True)
     write_run(folder, {"best_checkpoint": FITTED, "last_checkpoint": FITTED})
 
@@ -463,6 +425,13 @@ def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: flo
     made.train.keep_last = 1
 
     passages = texts.counts()["passages"]
+    if passages < LEAST_PASSAGES:
+        raise InputError(
+            f"has {passages} passages, too few to train on",
+            file=texts.corpus,
+            expected=f"{LEAST_PASSAGES} or more",
+            hint=f"dpr search {texts.corpus} searches them by words",
+        )
     batch = max(16, min(1024, 2 ** (passages.bit_length() - 2)))
     if config.model_file is None:
         pairs: float = max(LEAST_PAIRS, min(16 * passages, 131_072))
@@ -610,6 +579,9 @@ class Stages:
             reasons = [f"{key} changed" for key in self._made_of if was.get(key) != self._made_of[key]]
             if "outputs" in record:
                 reasons += [f"{output} is missing" for output in outputs if not (folder / output).exists()]
+                if not reasons:
+                    found = problems_below(folder)
+                    reasons += [f"{part}: {problems[0]}" for part, problems in found.items() if problems]
                 if not reasons:
                     logger.debug("%s: already done", name)
                     return

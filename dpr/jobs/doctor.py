@@ -125,25 +125,18 @@ class VerifySettings(Settings):
 
 def verify(config: VerifySettings) -> int:
     """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
-    from dpr.formats.checkpoints import METRICS_LINES, RUN_FILE, run_problems
-    from dpr.storage.checksums import verify_file
-    from dpr.storage.durable import CHECKSUM, verify_folder
+    from dpr.formats.checkpoints import METRICS_LINES
+    from dpr.storage.durable import CHECKSUM
 
     is_whole = True
     for path in map(Path, config.paths):
-        parts = _parts(path) if path.is_dir() else [path]
-        for part in parts:
-            problems = verify_folder(part) if part.is_dir() else verify_file(part)
-            print("\n".join(f"{part}: {problem}" for problem in problems or ["good"]))
+        found = problems_below(path)
+        for part, problems in found.items():
+            good = "good up to the last checkpoint" if part.name == METRICS_LINES else "good"
+            print("\n".join(f"{part}: {problem}" for problem in problems or [good]))
             is_whole = is_whole and not problems
-        for run in sorted(path.rglob(RUN_FILE)):
-            for name, problems in run_problems(run.parent).items():
-                good = "good up to the last checkpoint" if name == METRICS_LINES else "good"
-                print("\n".join(f"{run.with_name(name)}: {problem}" for problem in problems or [good]))
-                is_whole = is_whole and not problems
-                parts.append(run.with_name(name))
         # The files that are in none of its parts.
-        known = set(parts)
+        known = set(found)
         rest = [
             str(file.relative_to(path))
             for file in sorted(path.rglob("*"))
@@ -156,6 +149,20 @@ def verify(config: VerifySettings) -> int:
             more = f" and {len(rest) - _MOST_NAMED} more" if len(rest) > _MOST_NAMED else ""
             print(f"{path}: no checksum says what these held: {', '.join(rest[:_MOST_NAMED])}{more}")
     return 0 if is_whole else 3
+
+
+def problems_below(path: Path) -> dict[Path, list[str]]:
+    """What is wrong with a file, or with each part of a folder of which something is recorded; empty lists are good."""
+    from dpr.formats.checkpoints import RUN_FILE, run_problems
+    from dpr.storage.checksums import verify_file
+    from dpr.storage.durable import verify_folder
+
+    found = {}
+    for part in _parts(path) if path.is_dir() else [path]:
+        found[part] = verify_folder(part) if part.is_dir() else verify_file(part)
+    for run in sorted(path.rglob(RUN_FILE)):
+        found |= {run.with_name(name): problems for name, problems in run_problems(run.parent).items()}
+    return found
 
 
 def _parts(folder: Path) -> list[Path]:

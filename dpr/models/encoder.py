@@ -283,7 +283,6 @@ def table_beside(ctx: Encoder, settings: EncoderSettings, options: TowerOptions)
     )
 
 
-@torch.no_grad()
 def begin_with_idf(pooling: Pooling, folder: Path) -> None:
     """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder``
     was made for, divided by their mean, so that weights are of the size of 1, as rates of learning expect it.
@@ -300,6 +299,12 @@ def begin_with_idf(pooling: Pooling, folder: Path) -> None:
         message = "%s has no %s, so all token weights of encoder.pooling=idf begin with 1"
         logger.warning(message, folder, TOKEN_FREQUENCIES_FILE)
         return
+    set_idf(pooling, frequencies)
+
+
+@torch.no_grad()
+def set_idf(pooling: IdfPooling, frequencies: TokenFrequencies) -> None:
+    """Sets the weights to the inverse document frequencies, divided by their mean."""
     idf = torch.from_numpy(frequencies.idf())
     start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
     pooling.token_weights.copy_(start / start.mean())

@@ -24,7 +24,7 @@ from dpr.core.paths import user_path
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.formats.checkpoints import TokenFrequencies
+from dpr.formats.checkpoints import ENCODER_FOLDER, TokenFrequencies, is_checkpoint, resolve_checkpoint
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_questions
 from dpr.storage.checksums import content_sha256
@@ -91,7 +91,7 @@ def new_encoder(
     the same before.
 
     Args:
-        tokenizer: a model whose tokenizer is taken in place of a new one.
+        tokenizer: a model whose tokenizer is taken in place of a new one: a name, or a folder of any kind.
 
     Raises:
         ConfigError: sizes that do not fit.
@@ -105,7 +105,15 @@ def new_encoder(
     require_writable(out, folder=True)
     heads = shape.heads()
     made_of = {"texts": [content_sha256(file) for file in sources], **asdict(shape)}
-    made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
+    taken = None
+    if tokenizer is not None:
+        import dpr.models.static  # noqa: F401 (transformers warns of a family that it does not know)
+
+        model = user_path(tokenizer)
+        if model.is_dir() and is_checkpoint(checkpoint := resolve_checkpoint(model)):
+            model = checkpoint / ENCODER_FOLDER
+        taken = load_tokenizer(model if model.is_dir() else tokenizer)
+        made_of["tokenizer"] = Tensorizer(taken, sequence_length=_WHOLE).fingerprint
 
     def texts() -> Iterator[str]:
         for passage in read_passages(sources[0]):
@@ -119,7 +127,7 @@ def new_encoder(
         if not is_missing:
             return int(read_json(out / "config.json")["vocab_size"])
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as folder:
-            if tokenizer is None:
+            if taken is None:
                 vocabulary = train_vocabulary(
                     texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused
                 )
@@ -138,9 +146,7 @@ def new_encoder(
                 )
                 learned.save_pretrained(str(folder))
             else:
-                import dpr.models.static  # noqa: F401 (transformers warns of a family that it does not know)
-
-                load_tokenizer(tokenizer).save_pretrained(str(folder))
+                taken.save_pretrained(str(folder))
             loaded = load_tokenizer(folder)
             size = len(loaded)
             config: dict[str, object] = {

@@ -295,7 +295,7 @@ class AdaptSettings(DeviceSettings):
 dpr adapt corpus.jsonl
 dpr adapt corpus.tsv out=runs/mine
 dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
-dpr adapt corpus.jsonl teacher=models/cross-encoder processes=4
+dpr adapt corpus.jsonl model_file=models/e5-small static=questions
 """
     corpus: str | None = setting(None, operand="CORPUS", path="input")
     """Passages, in any format that dpr embed reads."""
@@ -304,14 +304,14 @@ dpr adapt corpus.jsonl teacher=models/cross-encoder processes=4
     model_file: str | None = setting(None, also=("model",), path="input")
     """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the corpus; a
     backbone alone is trained on pairs. Absent = a static encoder, trained from nothing."""
-    teacher: str | None = setting(None, path="input")
-    """Folder of a cross-encoder, or of another bi-encoder: the trained encoder then learns its scores of
-    mined negatives."""
+    static: str | None = setting(None, choices=("questions", "both"))
+    """A table of token vectors learns those of model_file, so that a question takes microseconds: for questions beside
+    the model's passages, or for both."""
     pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     max_pairs: int = setting(0, unit="pairs", least=0)
     """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072, or with model_file 4 of each, from
-    1,024 to 20,000. For a linear layer: questions to fit it to; 0 = 3,000."""
+    1,024 to 20,000. For a linear layer, or static: questions to fit it to; 0 = 3,000, or 10,000."""
     seed: int = 0
     """Decides pairs, order and first weights."""
     processes: int = setting(1, unit="processes", least=1)
@@ -331,9 +331,13 @@ dpr adapt corpus.jsonl teacher=models/cross-encoder processes=4
                 f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name"
                 " its corpus file"
             )
-        for key in ("corpus", "teacher"):
-            if (value := getattr(self, key)) is not None and not Path(value).exists():
-                raise ConfigError(f"{key}={value} does not exist")
+        if not corpus.exists():
+            raise ConfigError(f"corpus={corpus} does not exist")
+        if self.static is not None and self.model_file is None:
+            raise ConfigError(
+                f"static={self.static} needs model_file, whose vectors are learned; without both a static encoder"
+                " learns from the corpus alone"
+            )
 
 
 @dataclass

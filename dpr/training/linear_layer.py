@@ -60,29 +60,7 @@ def add_fitted_layer(
             "a linear layer cannot be added to a model whose vectors go through tanh, or whose questions go through a"
             " table; train it on labelled questions (dpr train model=FOLDER)"
         )
-    generator = generator_for(PAIRS, seed, 0, 0, 0)
-    rows: list[int] = np.sort(generator.permutation(pairs.num_passages)[:MOST_PASSAGES]).tolist()
-    passages: list[Passage] = []
-    askable: list[int] = []
-    for place, row in enumerate(counted(rows, "reading passages")):
-        found = pairs.row(row)
-        passages.append(found.passage)
-        if pairs.is_usable(found):
-            askable.append(place)
-    if len(askable) < 2:
-        raise InputError("has too few passages with words to fit a layer to", file=pairs.file)
-
-    # Every passage is asked for once before one is asked for again.
-    questions: list[str] = []
-    sources: list[int] = []
-    order = generator.permutation(askable)
-    for number in range(min(most_questions, _MOST_LAPS * len(askable))):
-        lap, place = divmod(number, len(askable))
-        source = int(order[place])
-        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, lap, 0, rows[source]))
-        questions.append(drawn.question)
-        sources.append(source)
-
+    passages, questions, sources = draw_texts(pairs, most_questions=most_questions, seed=seed)
     asked = model.encode_questions(questions, convert_to_tensor=True, show_progress_bar=True)
     encoded = model.encode_passages(passages, convert_to_tensor=True, show_progress_bar=True)
 
@@ -110,6 +88,39 @@ def add_fitted_layer(
 
     matrix = _fitted(asked, encoded, targets, torch.tensor(sources), seed=seed)
     _add(model, matrix)
+
+
+def draw_texts(
+    pairs: PseudoPairs, *, most_questions: int, seed: int
+) -> tuple[list[Passage], list[str], list[int]]:
+    """At most ``MOST_PASSAGES`` passages, questions cut from them, and of each question the place of its passage.
+
+    Raises:
+        InputError: the corpus has no passages to cut questions from.
+    """
+    generator = generator_for(PAIRS, seed, 0, 0, 0)
+    rows: list[int] = np.sort(generator.permutation(pairs.num_passages)[:MOST_PASSAGES]).tolist()
+    passages: list[Passage] = []
+    askable: list[int] = []
+    for place, row in enumerate(counted(rows, "reading passages")):
+        found = pairs.row(row)
+        passages.append(found.passage)
+        if pairs.is_usable(found):
+            askable.append(place)
+    if len(askable) < 2:
+        raise InputError("has too few passages with words to learn from", file=pairs.file)
+
+    # Every passage is asked for once before one is asked for again.
+    questions: list[str] = []
+    sources: list[int] = []
+    order = generator.permutation(askable)
+    for number in range(min(most_questions, _MOST_LAPS * len(askable))):
+        lap, place = divmod(number, len(askable))
+        source = int(order[place])
+        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, lap, 0, rows[source]))
+        questions.append(drawn.question)
+        sources.append(source)
+    return passages, questions, sources
 
 
 def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *, seed: int) -> Tensor:

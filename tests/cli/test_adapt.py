@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,8 +18,7 @@ from dpr.cli.main import main
 from dpr.jobs.adapt import Texts, chosen_weight, clearly_best, training
 from dpr.preparation.settings import AdaptSettings
 from dpr.training.settings import TrainSettings
-from tests.helpers.tiny import sentence, static_folder, tiny_model
-from tests.unit.models.test_cross_encoder import classifier_folder
+from tests.helpers.tiny import sentence, tiny_model
 
 STAGES = ["prepare", "new-encoder", "train", "embed", "embed", "retrieve"]
 
@@ -134,32 +134,60 @@ def test_a_trained_model_gets_a_linear_layer_and_keeps_its_weights(
     assert commands == STAGES
 
 
-def test_a_teacher_is_learned_from_and_without_it_all_is_made_again(
-    commands: list[str], tmp_path: Path
+@pytest.mark.parametrize("normalize", [True, False])
+def test_static_towers_learn_the_vectors_of_a_model(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], normalize: bool
 ) -> None:
     write_corpus(tmp_path / "corpus.jsonl")
-    tiny_model(static_folder(tmp_path / "start"), pooling="idf", normalize=True, shared=True).save(
-        tmp_path / "given"
+    given = tiny_model(
+        tmp_path / "base",
+        dtype=torch.float32,
+        pooling="mean",
+        normalize=normalize,
+        shared=True,
+        plain_apostrophes=False,
+        title_template="{title} {text}",
+        query_prompt="ba be ",
     )
-    classifier_folder(tmp_path / "cross-encoder")
-    line = ["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"]
-    taught = ["prepare", "train", "prepare", "mine", "mine", "score", "train", "embed", "embed", "retrieve"]
-    assert main([*line, "teacher=cross-encoder"]) == 0
-    assert commands == taught
-    model = Path("runs/corpus/model")
-    config = json.loads(next(model.glob("*.step*/config.json")).read_text())
-    assert config["loss"]["margin_mse_scale"] > 0 and config["train"]["hard_negatives"] == 6
-    # The better of the two is opened, by the dev questions.
-    found = json.loads((model / "verdict.json").read_text())["comparisons"][0]
-    best = json.loads((model / "run.json").read_text())["best_value"]
-    assert best == max(found["before"], found["after"])
-    commands.clear()
-    assert main([*line, "teacher=cross-encoder"]) == 0
-    assert commands == []
-    commands.clear()
-    assert main(line) == 0
+    given.save(tmp_path / "given")
+    texts = [json.loads(row)["text"] for row in (tmp_path / "corpus.jsonl").read_text().splitlines()]
+    questions = [" ".join(text.split()[:4]) for text in texts]
+    wanted = torch.tensor(given.encode_questions(questions))
+
+    def explained(vectors: Any) -> float:
+        """The share of the variance of the model's vectors that these have."""
+        apart = (torch.tensor(vectors) - wanted).square().sum()
+        return 1 - float(apart / (wanted - wanted.mean(0)).square().sum())
+
+    line = ["adapt", "corpus.jsonl", "model=given", "device=cpu", "out=runs/x"]
+    assert main([*line, "static=questions"]) == 0
     assert commands == ["adapt", "embed"]
-    assert not Path("runs/corpus/scored").exists()
+    table = BiEncoder("runs/x")
+    assert table.question_model.config.model_type == "static"
+    assert explained(table.encode_questions(questions)) > 0.5
+    assert np.array_equal(table.encode_passages(texts), given.encode_passages(texts))
+
+    assert main([*line, "static=both"]) == 0
+    assert commands == ["adapt", "embed"] * 2
+    both = BiEncoder("runs/x")
+    assert both.question_model is both.ctx_model and both.ctx_model.config.model_type == "static"
+    assert both.tensorizer.text == given.tensorizer.text and both.settings.normalize == normalize
+    assert np.array_equal(both.encode_questions(questions), table.encode_questions(questions))
+    assert main(["search", "runs/x", questions[17]]) == 0
+    if normalize:
+        assert main(["export", "model_file=runs/x", "to=sentence-transformers", "out=exported"]) == 0
+    assert main([*line, "static=both"]) == 0
+    assert commands == ["adapt", "embed"] * 2
+    assert main(["verify", "runs/x"]) == 0
+
+    # what was damaged since is made again, as it was
+    stored = next(Path("runs/x/model").rglob("model.safetensors"))
+    content = stored.read_bytes()
+    stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    capsys.readouterr()
+    assert main(["verify", "runs/x"]) == 3
+    assert main([*line, "static=both"]) == 0
+    assert commands == ["adapt", "embed"] * 3 and stored.read_bytes() == content
 
 
 def test_what_cannot_work_is_said_before_any_work(
@@ -175,8 +203,10 @@ def test_what_cannot_work_is_said_before_any_work(
     write_corpus(tmp_path / "corpus.jsonl")
     cases["corpus.jsonl pairs=links"] = "pairs=links is not a kind of pairs"
     cases["corpus.jsonl model_file=docs"] = "model_file=docs holds no model.safetensors"
-    cases["corpus.jsonl teacher=docs"] = "teacher=docs holds no model.safetensors"
-    cases["corpus.jsonl teacher=none"] = "teacher=none does not exist"
+    cases["corpus.jsonl static=both"] = "static=both needs model_file"
+    tiny_model(tmp_path / "backbone").ctx_model.backbone.save_pretrained(tmp_path / "backbone")
+    cases["corpus.jsonl static=both model_file=backbone"] = "does not say how a text becomes a vector"
+    cases["corpus.jsonl model_file=backbone out=."] = "model_file=backbone lies in out=., which is made anew"
     cases["corpus.jsonl model_file=corpus.jsonl"] = "model_file=corpus.jsonl is a file, expected a folder"
     cases["corpus.jsonl model_file=./none"] = "model_file=./none: there is no such file or folder"
     (tmp_path / "trained").mkdir()

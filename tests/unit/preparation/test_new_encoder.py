@@ -161,6 +161,20 @@ def test_without_layers_it_is_static_with_any_tokenizer(corpus: Path, tmp_path: 
     ]
     assert found == [200, 200, 0]
 
+    # of a checkpoint, too; and another one is noticed under the same name
+    model.save(tmp_path / "given")
+    line = (corpus, tmp_path / "again", "--layers", "0", "--tokenizer", str(tmp_path / "given"))
+    assert make(*line) == 0
+    again = BiEncoder.from_pretrained(
+        str(tmp_path / "again"), EncoderSettings(pooling="mean"), pretrained=False
+    )
+    assert again.tensorizer.vocabulary_fingerprint == model.tensorizer.vocabulary_fingerprint
+    assert make(*line) == 0
+    assert make(corpus, tmp_path / "other", "--cased") == 0
+    BiEncoder.from_pretrained(str(tmp_path / "other")).save(tmp_path / "given", overwrite=True)
+    with pytest.raises(InputError, match="made with another tokenizer"):
+        make(*line)
+
 
 @pytest.mark.parametrize(
     ("shape", "heads"),
