@@ -117,7 +117,8 @@ class BiEncoder(nn.Module):
             )
             tower.check_length(settings.sequence_length, "encoder.sequence_length")
             tower.check_length(settings.question_length, "encoder.question_length")
-            if settings.dpr_trailing_sep:
+            is_table = settings.static_questions and tower is question_model
+            if settings.dpr_trailing_sep and not is_table:
                 tower.attend_to_last(tensorizer.sep_id, settings.sequence_length - 1)
 
     def forward(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dpr.core.batch import TokenBatch
+from dpr.core.errors import ConfigError
 from dpr.core.logs import counted
 from dpr.data.pairs import PseudoPairs
 from dpr.formats.checkpoints import TokenFrequencies
@@ -40,9 +41,14 @@ def learn_static(
         sides: questions (passages keep the tower of ``model``), or both.
 
     Raises:
-        ConfigError: ``model`` is static, or has adapters.
+        ConfigError: ``model`` has two towers or adapters, or is static.
         InputError: the corpus has no passages to cut questions from.
     """
+    if model.question_model is not model.ctx_model:
+        raise ConfigError(
+            "static: the model has two towers, whose vectors one table cannot learn; train a table for its questions by"
+            " encoder.static_questions=true (docs/static_encoders.md)"
+        )
     passages, questions, _ = draw_texts(pairs, most_questions=most_questions, seed=seed)
     taught = [
         model.encode_passages(passages, convert_to_tensor=True, show_progress_bar=True),
@@ -58,6 +64,10 @@ def learn_static(
     for sequence in tokens[0]:
         with_token[np.unique(sequence)] += 1
     set_idf(pooling, TokenFrequencies(len(passages), with_token))
+    if not model.settings.normalize:  # else only the direction of a sum counts
+        with torch.no_grad():
+            seen = torch.tensor([token for sequence in tokens[0] for token in sequence])
+            pooling.token_weights.div_(pooling.token_weights[seen].mean())
 
     # More passes come nearer to the model's vectors, and find less.
     scale = float(taught[0].square().mean().sqrt())

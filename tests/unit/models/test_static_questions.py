@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "query_prompt": "ba: ",
         "passage_prompt": "be: ",
     },
+    "the original's [SEP]": {"dpr_trailing_sep": True},
     "cut": {"dimensions": 5, "normalize": True},
     "projection, cut": {
         "projection_dim": 6,
