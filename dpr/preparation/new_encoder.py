@@ -91,7 +91,7 @@ def new_encoder(
     the same before.
 
     Args:
-        tokenizer: a model whose tokenizer is taken in place of a new one: a name, or a folder of any kind.
+        tokenizer: a model whose tokenizer is taken in place of a new one: a name, a checkpoint, a run or a folder of transformers.
 
     Raises:
         ConfigError: sizes that do not fit.

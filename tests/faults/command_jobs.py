@@ -177,9 +177,14 @@ TRAININGS = ("train", "train loss.teacher", "train model_file")
 STAGED = {
     "quickstart": Job("quickstart", "quickstart in/docs out=out/run device=cpu", "docs/page1.md"),
     "adapt": Job("adapt", "adapt in/corpus.tsv out=out/run max_pairs=300 device=cpu", "corpus.tsv"),
+    "adapt static": Job(
+        "adapt static",
+        "adapt in/corpus.tsv model_file=in/one_tower static=both out=out/run max_pairs=100 device=cpu",
+        "corpus.tsv",
+    ),
 }
 """All stages in one process: too long to be tried as often as the others."""
-_WITH_TIMES = ("stage.json", "run.json", "metrics.jsonl", "report.html")  # of its stages
+_WITH_TIMES = ("stage.json", "run.json", "metrics.jsonl", "report.html", "log.txt")  # of its stages
 
 
 def make_inputs(folder: Path) -> None:
@@ -213,6 +218,8 @@ def make_inputs(folder: Path) -> None:
     model = tiny_model(folder / "encoder", dtype=torch.float32)
     model.save(folder / "model")
     tiny_model(folder / "encoder", seed=1, dtype=torch.float32).save(folder / "other")
+    one = tiny_model(folder / "encoder", dtype=torch.float32, pooling="mean", normalize=True, shared=True)
+    one.save(folder / "one_tower")
     static_folder(folder / "static")
     rows = zip(questions, passages, passages[1:], strict=False)
     write_training_set(
