@@ -20,6 +20,7 @@ from dpr.formats.checkpoints import TokenFrequencies
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import set_idf
 from dpr.models.pooling import IdfPooling
+from dpr.models.trials import is_static
 from dpr.training.linear_layer import draw_texts
 
 # Measured on eight collections (benchmarks/results/students.md).
@@ -44,10 +45,16 @@ def learn_static(
         ConfigError: ``model`` has two towers or adapters, or is static.
         InputError: the corpus has no passages to cut questions from.
     """
+    if is_static(model.ctx_model.backbone):
+        raise ConfigError(f"static={sides}, but the model is static already; leave it out")
+    if model.base is not None:
+        raise ConfigError(
+            f"static={sides}, but the model has adapters; merge them first (dpr export to=model)"
+        )
     if model.question_model is not model.ctx_model:
         raise ConfigError(
-            "static: the model has two towers, whose vectors one table cannot learn; train a table for its questions by"
-            " encoder.static_questions=true (docs/static_encoders.md)"
+            f"static={sides}, but the model has two towers, whose vectors one table cannot learn; train a table for its"
+            " questions by encoder.static_questions=true (docs/static_encoders.md)"
         )
     passages, questions, _ = draw_texts(pairs, most_questions=most_questions, seed=seed)
     taught = [

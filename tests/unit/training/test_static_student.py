@@ -75,5 +75,5 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has two towers.*encoder\.static_questions=true"):
         learn_static(tiny_model(tmp_path / "base"), corpus(tmp_path), sides="both")
     model = tiny_model(static_folder(tmp_path / "static"), pooling="idf", normalize=True, shared=True)
-    with pytest.raises(ConfigError, match="static itself"):
+    with pytest.raises(ConfigError, match="static=both, but the model is static already"):
         learn_static(model, PseudoPairs(corpus(tmp_path).file), sides="both", most_questions=64)
