@@ -536,7 +536,7 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) ->
     with held(out), _Interrupts() as signals, details_in(out / DETAILS, __name__) as details:
         remove_leftovers(out)
         try:
-            yield Stages(out, made_of, details)
+            yield Stages(out, made_of, details, signals)
         except KeyboardInterrupt:
             why = describe(signals.number) if signals.number else "interrupted"
             raise StopRequested(f"{why}. Rerun the same command to resume") from None
@@ -545,8 +545,11 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) ->
 class Stages:
     """Runs the stages of a folder; what they print goes to ``details``."""
 
-    def __init__(self, out: Path, made_of: Mapping[str, Any], details: TextIO | None) -> None:
+    def __init__(
+        self, out: Path, made_of: Mapping[str, Any], details: TextIO | None, signals: _Interrupts
+    ) -> None:
         self.out = out
+        self._signals = signals
         self.details = details
         self._made_of = json.loads(json.dumps(made_of))
         self._passed = [out]
@@ -567,6 +570,8 @@ class Stages:
             InputError: it has not made that.
             StageError: it has failed in several processes; carries the exit code.
         """
+        if self._signals.number:  # its KeyboardInterrupt was lost, as Python ignores those in a destructor
+            raise KeyboardInterrupt
         folder = self.out / name
         file = folder / RECORD
         self._passed.append(folder)

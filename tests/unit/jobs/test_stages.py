@@ -167,3 +167,19 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not the record of a stage"):
         two(tmp_path, Job())
     assert (tmp_path / "thesis.txt").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_python_swallows_stops_before_the_next_stage(tmp_path: Path) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    job = Job()
+    job.before = Interrupted
+    with pytest.raises(StopRequested, match="Rerun the same command to resume"):
+        two(tmp_path, job)
+    assert job.made == ["a"]
+    job.before = lambda: None
+    two(tmp_path, job)
+    assert job.made == ["a", "b"]
