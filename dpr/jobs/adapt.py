@@ -126,10 +126,10 @@ def run(config: AdaptSettings) -> None:
     kinds_of(config.pairs, setting="pairs")
     out = Path(str(config.out))
     config.model_file, content = find_model("model_file", config.model_file, out)
-    if config.static is not None and not gets_layer(config):
+    if config.static is not None and not is_fitted(config):
         raise ConfigError(
-            f"static={config.static}, but model_file={config.model_file} does not say how a text becomes a vector; take"
-            " a checkpoint, or a model of sentence-transformers"
+            f"static={config.static}, but model_file={config.model_file} does not say how a text becomes a"
+            " vector; take a checkpoint, or a model of sentence-transformers"
         )
     start = time.monotonic()
     corpus = Path(str(config.corpus))
@@ -145,7 +145,7 @@ def run(config: AdaptSettings) -> None:
     prepared = out / "pseudo" / "questions"
     with stages_in(out, made_of, first=("pseudo", "model")) as stages:
         evaluated = corpus
-        if not gets_layer(config):
+        if not is_fitted(config):
             evaluated = prepared / "evaluation_corpus.jsonl"
             cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
             stages.run(
@@ -283,7 +283,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     """All stages behind the first, which has prepared the texts; writes ``search.json`` and ``adapted.json``.
     Returns the encoder's share in the hybrid."""
     out = stages.out
-    if gets_layer(config):  # then nothing is chosen on made questions
+    if is_fitted(config):  # then nothing is chosen on made questions
         fitting = replace(config, corpus=str(texts.evaluated), out=str(out))
         what = "a linear layer behind the model, fitted to the corpus"
         if config.static is not None:
@@ -349,7 +349,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     return weight
 
 
-def gets_layer(config: AdaptSettings) -> bool:
+def is_fitted(config: AdaptSettings) -> bool:
     """Whether the model that is given gets a linear layer, or static towers that learn its vectors, in place of a
     training: it says how a text becomes a vector, as one that was trained for retrieval does."""
     return config.model_file is not None and states_vectors(config.model_file)

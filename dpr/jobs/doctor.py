@@ -152,7 +152,7 @@ def verify(config: VerifySettings) -> int:
 
 
 def problems_below(path: Path) -> dict[Path, list[str]]:
-    """What is wrong with a file, or with each part of a folder of which something is recorded; empty lists are good."""
+    """Problems of a file, or of each part of a folder that has a checksum or a manifest; empty lists are good."""
     from dpr.formats.checkpoints import RUN_FILE, run_problems
     from dpr.storage.checksums import verify_file
     from dpr.storage.durable import verify_folder
