@@ -140,6 +140,13 @@ def by_vectors(questions: Tensor, passages: Tensor, ids: list[str]) -> list[Rank
     ]
 
 
+def by_words(questions: list[str], passages: list[Passage]) -> list[Ranking]:
+    """The passages that BM25 finds."""
+    ids = (str(passage.id) for passage in passages)
+    texts = (f"{passage.title} {passage.text}" for passage in passages)
+    return to_rankings(Bm25Index.build(Texts(ids, texts)).search(questions, DEPTH))
+
+
 def encoded(name: str, made: Collection, model_folder: Path, out: Path) -> tuple[Path, Tensor]:
     """The corpus as a file, and its vectors."""
     corpus = out / f"{name.replace(' ', '-')}.jsonl"
@@ -159,11 +166,7 @@ def study(name: str, made: Collection, model_folder: Path, out: Path, seeds: int
     rows = {key: row for row, key in enumerate(ids)}
     keys = list(made.questions)
     asked = [made.questions[key] for key in keys]
-    words = to_rankings(
-        Bm25Index.build(
-            Texts(iter(ids), (f"{passage.title} {passage.text}" for passage in made.passages))
-        ).search(asked, DEPTH)
-    )
+    words = by_words(asked, made.passages)
 
     def figures(rankings: list[Ranking]) -> np.ndarray:
         run = dict(zip(keys, rankings, strict=True))
@@ -234,11 +237,7 @@ def foretold(name: str, made: Collection, model_folder: Path, out: Path) -> str:
     model = BiEncoder(str(model_folder))
     pseudo = torch.from_numpy(model.encode_questions(cut_questions))
     real = torch.from_numpy(model.encode_questions([*made.questions.values()]))
-    words = to_rankings(
-        Bm25Index.build(
-            Texts(iter(ids), (f"{passage.title} {passage.text}" for passage in made.passages))
-        ).search(cut_questions, DEPTH)
-    )
+    words = by_words(cut_questions, made.passages)
 
     def known(given: list[Passage], **options: Any) -> Tensor:
         return passages[[rows[str(passage.id)] for passage in given]]

@@ -19,15 +19,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.adapt_trained import DEPTH, METRIC, Collection, by_vectors, collections, difference, encoded
+from benchmarks.adapt_trained import (
+    DEPTH,
+    METRIC,
+    Collection,
+    by_vectors,
+    by_words,
+    collections,
+    difference,
+    encoded,
+)
 from benchmarks.students import microseconds
 from dpr import BiEncoder
 from dpr.core.records import Passage
 from dpr.data.pairs import PseudoPairs
 from dpr.evaluation.ranking_metrics import values_of
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
-from dpr.indexer.registry import Texts
+from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.training.static_student import MOST_QUESTIONS, learn_static
 
 
@@ -38,11 +45,7 @@ def study(name: str, made: Collection, given: argparse.Namespace) -> str:
     rows = {key: row for row, key in enumerate(ids)}
     keys = list(made.questions)
     asked = [made.questions[key] for key in keys]
-    words = to_rankings(
-        Bm25Index.build(
-            Texts(iter(ids), (f"{passage.title} {passage.text}" for passage in made.passages))
-        ).search(asked, DEPTH)
-    )
+    words = by_words(asked, made.passages)
 
     def figures(rankings: list[Ranking]) -> np.ndarray:
         values = values_of(dict(zip(keys, rankings, strict=True)), made.qrels, [METRIC])
