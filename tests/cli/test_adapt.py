@@ -87,6 +87,11 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_nothing_is_made_twice(
     assert "asked" in capsys.readouterr().out
     result = json.loads((run / "evaluation" / "asked" / "hybrid.json").read_text())
     assert result["hybrid_weight"] == search["hybrid_weight"]
+    assert main(["verify", str(run)]) == 0
+
+    Path("few.jsonl").write_text("".join(corpus.read_text().splitlines(keepends=True)[:15]))
+    assert main(["adapt", "few.jsonl", "device=cpu"]) == 3
+    assert "has 15 passages, too few to train on" in capsys.readouterr().err
 
 
 def test_a_backbone_alone_is_trained_on(commands: list[str], tmp_path: Path) -> None:
