@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_shares_of_a_profile_find_matrix_products_and_sum_to_one() -> None:
     left = torch.randn(300, 300)
     found = profiling.shares(lambda: [left @ left for _ in range(20)])
     assert sum(found.values()) == pytest.approx(1.0)
+    assert found["matrix products"] > 0.5
+
+
+def test_profile_sees_threads_that_the_work_starts() -> None:
+    import torch
+
+    left = torch.randn(300, 300)
+    with ThreadPoolExecutor(2) as pool:
+        found = profiling.shares(lambda: list(pool.map(lambda _: left @ left, range(20))))
     assert found["matrix products"] > 0.5
 
 
