@@ -36,8 +36,8 @@ class ConfigError(DprError, ValueError):
     exit_code = 2
 
 
-class InputError(DprError, ValueError):
-    """A file cannot be used as it is.
+class FileError(DprError):
+    """Something is wrong with a file.
 
     The message reads ``file:line: what was found, expected ...; hint``; parts that are unknown are left out.
     """
@@ -72,13 +72,17 @@ class InputError(DprError, ValueError):
         )
 
 
-class OutputError(InputError, OSError):
+class InputError(FileError, ValueError):
+    """A file cannot be used as it is."""
+
+
+class OutputError(FileError, OSError):
     """An output cannot be written: the disk is full, access is denied, ... ``reason`` is the operating
-    system's message."""
+    system's message. It is no InputError: what is done about a bad file is never done about a full disk."""
 
     def __init__(self, file: str | Path, reason: str, *, hint: str | None = None) -> None:
-        self.reason = self.strerror = reason
         super().__init__(f"cannot be written ({reason})", file=file, hint=hint)
+        self.reason = self.strerror = reason  # OSError has cleared it
 
     def __str__(self) -> str:  # OSError's would begin with its number
         return str(self.args[0])

@@ -79,6 +79,8 @@ def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
         return record.levelno >= (level if record.name in (module, __name__) else logging.WARNING)
 
     details = logging.FileHandler(file, encoding="utf-8")
+    # not with a traceback of a full disk: whatever is written next says it in one line
+    details.handleError = lambda record: None  # type: ignore[method-assign]
     details.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s"))
     shown = logger.handlers[:]
     for handler in shown:

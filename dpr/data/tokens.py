@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dpr.core.cores import usable_cores
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, OutputError
 from dpr.core.logs import Progress, get_logger
 from dpr.core.records import (
     PassageTokens,
@@ -258,7 +258,7 @@ def open_tokens(
         build: False uses an existing store and never builds one.
 
     Raises:
-        ConfigError: ``folder`` cannot be written.
+        OutputError: ``folder`` cannot be written.
     """
     if tensorizer.join_rule is None:
         logger.info(
@@ -302,9 +302,10 @@ def open_tokens(
     except TokensOfWordsError as error:
         logger.warning("%s: pairs are cut from the text, since with this tokenizer %s", text.name, error)
         return text
-    except (OSError, ConfigError) as error:
+    except OSError as error:
         if folder is not None:
-            raise ConfigError(f"train.token_store={folder}: {error}") from error
+            hint = "set train.token_store to another folder, or to off"
+            raise OutputError(folder, str(error.strerror), hint=hint) from error
         logger.warning("%s: trained from the text, since its tokens cannot be stored (%s)", text.name, error)
         return text
     if not stored.equals_text(tensorizer, options):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
@@ -132,7 +132,7 @@ def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> Pass
         return source
     try:
         store = open_store(source.file, source.columns)
-    except (ConfigError, OutputError) as error:  # no such folder, or no room in it
+    except OSError as error:  # no such folder, or no room in it
         logger.warning("%s is read from its beginning each time: %s", source.file, error)
         return source
     return StoredSource(

@@ -117,7 +117,7 @@ def open_store(file: Path, columns: Columns = DEFAULT_COLUMNS, *, cache_dir: Pat
 
     Raises:
         InputError: the file is missing, has a bad row, or an id occurs twice.
-        ConfigError: the cache folder cannot be written.
+        OutputError: the cache folder cannot be written.
     """
     if not file.exists():
         raise InputError("no such file", file=file, expected="passages or questions with ids")

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpr.core.errors import ConfigError, InputError, OutputError, first_line
+from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
 from dpr.core.records import Passage, TrainingSample, text_hash
@@ -155,7 +155,8 @@ def open_training_set(
 
     Raises:
         InputError: a file is missing or a row is bad (names file and line, or the row); no usable rows.
-        ConfigError: the cache folder cannot be written; ``data`` are of another type.
+        ConfigError: ``data`` are of another type.
+        OutputError: the cache folder cannot be written.
     """
     if on_bad_row not in ("fail", "skip"):
         raise ConfigError(f"on_bad_row={on_bad_row} is not known; choose one of fail, skip")
@@ -294,8 +295,6 @@ def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
             for number, row in enumerate(rows, 1):
                 out.write(_line(number, row))
         yield file
-    except OutputError:
-        raise
     except InputError as error:
         if error.file != file:
             raise

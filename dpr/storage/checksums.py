@@ -1,8 +1,8 @@
 """SHA-256 of files: of inputs, cached so that each is read once; of single output files, in ``<name>.sha256``
 beside them.
 
-The latter is a line that ``sha256sum --check`` reads, and optionally a comment that says what the file was
-made of.
+The latter is an optional comment that says what the file was made of, and a line that ``sha256sum --check``
+reads. The line comes last, so a checksum file that lost its end has none.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.untrusted import parsed
 
 _NOTES = "contents"
+_NOTE = re.compile(
+    rf"(?:{MADE_OF}(?P<first>.*)\n)?(?P<sum>[0-9a-f]{{64}})(?:\s.*)?\n?(?:{MADE_OF}(?P<last>.*)\n)?"
+)
+"""A checksum file. Earlier versions wrote the comment last."""
 _DAY_S = 86_400
 _STALE_DAYS = 60
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
@@ -174,34 +178,40 @@ def _stated(status: os.stat_result) -> str:
     return repr((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
+def read_note(path: Path) -> tuple[str, Any]:
+    """Returns the SHA-256 of a file and what it was made of, as the checksum file beside it states them; None
+    where it does not say what the file was made of.
+
+    Raises:
+        InputError: there is no checksum file, or it is damaged or cut off.
+    """
+    note = path.with_name(path.name + CHECKSUM)
+    if not note.is_file():
+        raise InputError(f"no {note.name} beside it, so nothing says what was written", file=path)
+    text = note.read_bytes().decode(errors="replace")
+    stated = _NOTE.fullmatch(text)
+    if stated is None or not text.endswith(("\n", path.name)):
+        raise InputError(f"{note.name} holds no SHA-256, or was cut off", file=path)
+    if (made_of := stated["first"] or stated["last"]) is None:
+        return stated["sum"], None
+    with suppress(ValueError):
+        value = parsed(made_of)
+        if isinstance(value, dict) and value.pop("sha256", None) in (None, sealed(value)["sha256"]):
+            return stated["sum"], value
+    raise InputError(f"what it was made of has changed in {note.name}", file=path)
+
+
 def verify_file(path: Path) -> list[str]:
     """Problems of a file that has a checksum beside it, one sentence each; empty when it is as it was
     written."""
-    note = path.with_name(path.name + CHECKSUM)
-    if not note.is_file():
-        return [f"no {note.name} beside it, so nothing says what was written"]
     try:
-        text = note.read_bytes().decode("ascii", "replace")
-        if (stated := re.match(r"[0-9a-f]{64}(?=\s)", text)) is None:
-            return [f"{note.name} holds no SHA-256"]
-        is_same = describe_file(path)["sha256"] == stated[0]
+        stated, _ = read_note(path)
+        is_same = describe_file(path)["sha256"] == stated
+    except InputError as error:
+        return [error.found]
     except FileNotFoundError:
         return ["is missing"]
     except OSError as error:
         return [f"cannot be read ({error.strerror})"]
-    made_of = provenance_of(path)
-    if text.count("\n") > 1 and (not made_of or "sha256" in made_of):
-        return [f"what it was made of has changed in {note.name}"]
-    return [] if is_same else [f"content has changed (SHA-256 differs from the one in {note.name})"]
-
-
-def provenance_of(path: Path) -> Any:
-    """What a file was made of according to its checksum file; None where that does not say."""
-    with suppress(OSError, ValueError):
-        for line in path.with_name(path.name + CHECKSUM).read_text(encoding="utf-8").splitlines():
-            if line.startswith(MADE_OF):
-                value = parsed(line.removeprefix(MADE_OF))
-                if value == sealed(value):
-                    del value["sha256"]
-                return value
-    return None
+    changed = f"content has changed (SHA-256 differs from the one in {path.name}{CHECKSUM})"
+    return [] if is_same else [changed]

@@ -34,7 +34,12 @@ MAX_JSON_BYTES = 2**29
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Messages of libraries with their own exceptions, and of numpy, whose OSError has no errno.
 _DISK_MESSAGES = re.compile(
-    "|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"])
+    "|".join(
+        [
+            *(re.escape(os.strerror(number)) for number in _DISK_FAILS),
+            r"(?P<short>\d+ requested and \d+ written)",
+        ]
+    )
 )
 
 
@@ -100,8 +105,8 @@ def durable_file(
             os.fsync(file.fileno())
         if note is not None:
             with durable_file(target.with_name(target.name + CHECKSUM)) as out:
-                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n")
                 out.write(f"{MADE_OF}{json_text(sealed(note))}\n" if note else "")
+                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n")
         with writing(target):
             os.replace(temporary, target)
             flush(target.parent)
@@ -137,7 +142,8 @@ def _disk_failure(error: BaseException | None) -> str | None:
         if isinstance(error, OSError) and error.errno in _DISK_FAILS:
             return error.strerror or str(error)
         if getattr(error, "errno", None) is None and (match := _DISK_MESSAGES.search(str(error))):
-            return match[0]
+            is_short = match["short"] is not None
+            return f"{os.strerror(errno.ENOSPC)}, or it fails: {match[0]}" if is_short else match[0]
         error = error.__cause__ or error.__context__
     return None
 

@@ -27,10 +27,10 @@ from typing import IO, Any
 
 from filelock import lock_descriptor
 
-from dpr.core.errors import CheckpointError, ConfigError, DprError, InputError, OutputError
+from dpr.core.errors import CheckpointError, DprError, InputError, OutputError
 from dpr.core.logs import get_logger
 from dpr.core.records import text_sha256
-from dpr.storage.checksums import content_sha256, provenance_of, remove_stale_notes, verify_file
+from dpr.storage.checksums import content_sha256, read_note, remove_stale_notes, verify_file
 from dpr.storage.durable import MANIFEST, read_json, read_manifest, verify_folder, writing
 from dpr.storage.leftovers import (
     ProcessName,
@@ -285,9 +285,11 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
             raise InputError("is a folder that this toolkit has not written", file=target, hint=hint)
         return False
     stated: Any = None
-    with suppress(InputError):
-        stated = read_manifest(target)["metadata"].get("made_of") if is_folder else provenance_of(target)
     found = "exists already"
+    try:
+        stated = read_manifest(target)["metadata"].get("made_of") if is_folder else read_note(target)[1]
+    except InputError as error:
+        found += f" ({error.found})"
     if stated != provenance:
         keys = sorted(stated.keys() | provenance.keys()) if isinstance(stated, dict) else []
         if other := ", ".join(key for key in keys if stated.get(key) != provenance.get(key)):
@@ -332,7 +334,7 @@ def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
     ``cached_problem`` finds nothing wrong.
 
     Raises:
-        ConfigError: the cache folder cannot be written.
+        OutputError: the cache folder cannot be written.
     """
     parent = folder.parent
     _remove_stale(parent)
@@ -342,10 +344,8 @@ def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
         require_writable(parent, folder=True)
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"the cache folder {parent} cannot be written ({error.strerror}); set DPR_CACHE to a folder"
-            " that can"
-        ) from None
+        hint = "this is the cache; set DPR_CACHE to a folder that can be written"
+        raise OutputError(parent, str(error.strerror), hint=hint) from None
     lock = lock_of(folder)
     with alone_with(lock):  # without locks in the file system, processes may build it side by side
         try:

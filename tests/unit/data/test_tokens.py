@@ -17,7 +17,7 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.core.errors import ConfigError
+from dpr.core.errors import OutputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data import tokens
 from dpr.data.collator import Augmentation, Collator
@@ -341,7 +341,7 @@ def test_where_nothing_can_be_stored_training_is_from_the_text(
     text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"train\.token_store"):
+    with pytest.raises(OutputError, match=r"train\.token_store"):
         open_tokens(text, tensorizer, PLAIN, folder=tmp_path / "file" / "tokens")
     os.environ["DPR_CACHE"] = str(tmp_path / "file" / "cache")
     with caplog.at_level(logging.WARNING):

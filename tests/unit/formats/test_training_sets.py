@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files import rows as row_readers
 from dpr.formats.training_files.rows import Counts
@@ -447,7 +447,7 @@ def test_one_line_says_what_was_read(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_unwritable_cache_names_the_way_out(tmp_path: Path) -> None:
     path = lines(tmp_path / "t.jsonl", record())
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="set DPR_CACHE"):
+    with pytest.raises(OutputError, match="set DPR_CACHE"):
         open_training_set(path, name="set", cache_dir=tmp_path / "file" / "cache")
 
 

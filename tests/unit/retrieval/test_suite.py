@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from dpr.core.errors import ConfigError, DprError, InputError
+from dpr.core.errors import ConfigError, DprError, InputError, OutputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.evaluation.evaluator import Evaluator
 from dpr.formats.corpora import write_passages
@@ -498,3 +498,18 @@ def test_evaluations_are_compared_set_by_set(
         compare([f"whole={evaluated}", f"cut={tmp_path / 'cut'}", "--system", "hybrid"])
     with pytest.raises(InputError, match=r"no results\.json"):
         compare([str(beir)])
+
+
+def test_a_set_is_not_sealed_without_the_files_that_a_full_disk_refused(
+    beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise OutputError(path, "No space left on device")
+
+    line = [f"suite={beir / 'second'}", f"output_dir={tmp_path}", "n_docs=5"]
+    monkeypatch.setattr("dpr.jobs.retrieve.write_trec_run", full)
+    assert main(line) == 3
+    assert "No space left on device" in capfd.readouterr().err
+    monkeypatch.undo()
+    assert main(line) == 0
+    assert {"bm25.json", "bm25.run", "qrels.txt"} <= {path.name for path in (tmp_path / "second").iterdir()}

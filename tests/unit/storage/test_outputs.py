@@ -3,6 +3,7 @@ made."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.core.errors import CheckpointError, InputError, OutputError
+from dpr.core.errors import CheckpointError, DprError, InputError, OutputError
 from dpr.storage import leftovers, outputs
 from dpr.storage.checksums import recalled, remember, verify_file
 from dpr.storage.durable import durable_file, durable_folder, write_manifest
@@ -133,7 +134,7 @@ def test_nothing_is_added_to_a_checkpoint(tmp_path: Path, folder: bool) -> None:
 
 def test_an_output_error_is_one_of_the_system_and_one_for_people_and_travels_between_processes() -> None:
     error = pickle.loads(pickle.dumps(OutputError("out", "No space left on device")))
-    assert isinstance(error, OSError) and isinstance(error, InputError)
+    assert isinstance(error, OSError) and isinstance(error, DprError) and not isinstance(error, InputError)
     assert (str(error), error.strerror, error.exit_code) == (
         "out: cannot be written (No space left on device)",
         "No space left on device",
@@ -183,3 +184,27 @@ def test_a_note_that_is_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     os.utime(note, (1e9, 1e9))
     assert recalled("fact", ["a"]) == "so"
     assert time.time() - note.stat().st_mtime < 60
+
+
+def test_a_note_that_lost_its_end_is_noticed_wherever_it_was_cut(tmp_path: Path) -> None:
+    make_file(tmp_path / "out")
+    note = tmp_path / "out.sha256"
+    text = note.read_text()
+    for length in range(len(text) - 1):  # the newline at the end says nothing
+        note.write_text(text[:length])
+        assert verify_file(tmp_path / "out"), length
+    with pytest.raises(InputError, match="holds no SHA-256, or was cut off"):
+        make_file(tmp_path / "out")
+    note.write_text("".join(reversed(text.splitlines(keepends=True))))  # as earlier versions wrote it
+    assert verify_file(tmp_path / "out") == []
+    assert not make_file(tmp_path / "out")
+
+
+def test_a_full_disk_under_the_cache_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(outputs, "open_own", full)
+    with pytest.raises(OutputError, match=r"No space left on device.*DPR_CACHE") as caught:
+        ensure_built(tmp_path / "cache" / "texts", lambda _: None)
+    assert caught.value.exit_code == 3
