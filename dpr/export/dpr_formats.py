@@ -15,16 +15,18 @@ import numpy as np
 import torch
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import counted
+from dpr.core.logs import counted, get_logger
 from dpr.core.machine import no_downloads
 from dpr.export.folders import Format, only_here, refuse, sides, write_tower
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
-from dpr.formats.text_input import matching_paths
+from dpr.formats.text_input import expand_files
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.models.model_folders import CTX, QUESTION, file_weights
 from dpr.storage.outputs import output
+
+logger = get_logger(__name__)
 
 _CHUNK_ROWS = 8192
 _EXPECTED = "BERT towers read at their first token, as DPR's were"
@@ -110,9 +112,10 @@ def export_dpr_file(
             write_dpr_checkpoint(
                 target, file_weights(model.weights(), shared=settings.shared), params, note=made_of
             )
+            logger.info("%s written", target)
 
 
-def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: str) -> list[Path]:
+def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: str) -> None:
     """Writes each embedding file that ``patterns`` name as ``<out_file>_<n>``; complete folders are left as
     they are.
 
@@ -122,14 +125,7 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
         InputError: nothing matches, a file is not an embedding file or has another dimension, a folder holds
         something else.
     """
-    paths: list[Path] = []
-    for pattern in patterns:
-        matches = matching_paths(pattern)
-        if not matches:
-            raise InputError("no embedding files found", file=pattern)
-        paths += matches
-    folders = []
-    for number, path in enumerate(dict.fromkeys(paths)):
+    for number, path in enumerate(dict.fromkeys(expand_files(patterns))):
         vectors = PickledVectors(path)
         if vectors.dimension != model.dimension:
             raise InputError(
@@ -146,7 +142,9 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
             "made_from_sha256": vectors.digest,
         }
         writer = VectorShardWriter(folder, metadata=metadata, dimension=vectors.dimension)
-        if not writer.is_complete():
+        if writer.is_complete():
+            logger.info("%s exists already, made of the same inputs: nothing to do", folder)
+        else:
             ids = [str(key, "utf-8", "replace") for key in vectors.ids.tolist()]
             starts = counted(range(0, len(ids), _CHUNK_ROWS), f"writing {folder.name}", unit="vectors")
             for chunk, start in enumerate(starts):
@@ -154,8 +152,7 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
                     chunk, ids[start : start + _CHUNK_ROWS], vectors.vectors[start : start + _CHUNK_ROWS]
                 )
             writer.finish()
-        folders.append(folder)
-    return folders
+            logger.info("%s written", folder)
 
 
 _BATCH = 8

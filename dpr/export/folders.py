@@ -35,7 +35,7 @@ from dpr.models.encoder import Encoder
 from dpr.models.model_folders import CTX, NAME, QUESTION, WEIGHTS
 from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
 from dpr.models.trials import is_static
-from dpr.storage.durable import durable_folder
+from dpr.storage.durable import durable_file, durable_folder
 from dpr.storage.outputs import output
 
 README = "README.md"
@@ -236,26 +236,41 @@ def export_folder(
     """
     form = format_of(name)
     metadata = metadata or CardMetadata(target.name)
-    made_of = {"format": name, "model": model.fingerprint}
+    whole = merged(model)
+
+    def fill(folder: Path) -> None:
+        form.write(whole, folder, source=source)
+        checked = ""
+        with quiet_loading():
+            found = check(whole, folder, form, source)
+        if found is not None:
+            checked = (
+                f"checked by {form.library} {found.version}: {found.texts} texts, vectors differ by at most"
+                f" {found.largest:.1e}"
+            )
+            logger.info("%s", checked)
+        card = model_card(whole, metadata, to=name, usage=form.usage(whole), checked=checked)
+        with durable_file(folder / README) as out:
+            out.write(card)
+
+    write_once(target, {"format": name, "model": model.fingerprint}, whole, fill)
+
+
+def write_once(target: Path, made_of: dict[str, Any], model: BiEncoder, fill: Callable[[Path], None]) -> None:
+    """Writes ``model`` to ``target`` by ``fill``, which is given the empty folder; nothing if it is there already,
+    made of the same.
+
+    Raises:
+        InputError: ``target`` is something else.
+        OutputError: it cannot be written.
+    """
     with output(target, made_of, overwrite=None) as is_missing:
-        if not is_missing:
-            return
-        whole = merged(model)
-        with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
-            form.write(whole, folder, source=source)
-            checked = ""
-            with quiet_loading():
-                found = check(whole, folder, form, source)
-            if found is not None:
-                checked = (
-                    f"checked by {form.library} {found.version}: {found.texts} texts, vectors differ by at most"
-                    f" {found.largest:.1e}"
-                )
-            card = model_card(whole, metadata, to=name, usage=form.usage(whole), checked=checked)
-            (folder / README).write_text(card, encoding="utf-8")
-    if checked:
-        logger.info("%s", checked)
-    logger.info("%s written: %d weights of %d dimensions", target, len(whole.weights()), whole.dimension)
+        if is_missing:
+            with durable_folder(target, metadata={"kind": "export", "made_of": made_of}) as folder:
+                fill(folder)
+            logger.info(
+                "%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension
+            )
 
 
 class Difference(NamedTuple):
@@ -570,13 +585,13 @@ def merged(model: BiEncoder) -> BiEncoder:
     return merged_model.train(model.training)
 
 
-def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]:
+def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> None:
     """Writes ``adapter_question`` and ``adapter_ctx`` (``adapter`` of a shared tower) into a new folder, each
-    as peft writes one.
+    as peft writes one; nothing if they are there already, made of the same model.
 
     Raises:
         InputError: the model has no adapters, or other trained weights that peft's format has no place for;
-        or ``folder`` exists.
+        or ``folder`` is something else.
     """
     if model.base is None:
         raise InputError("has no adapters", file=source, hint="to=model writes the whole model")
@@ -586,9 +601,9 @@ def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]
             file=source,
             hint="to=model writes a model that has them all",
         )
-    written = []
     names = ("adapter_question", "adapter_ctx") if len(model.towers) > 1 else ("adapter",)
-    with durable_folder(folder) as temporary:
+
+    def fill(temporary: Path) -> None:
         for name, tower in zip(names, model.towers, strict=False):
             adapter = tower.adapter
             assert adapter is not None
@@ -604,5 +619,5 @@ def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]
             }
             checkpoints.write_tensors(part, WEIGHTS, weights)
             model.tensorizer.save(part)
-            written.append(folder / part.name)
-    return written
+
+    write_once(folder, {"format": "peft", "model": model.fingerprint}, model, fill)

@@ -11,7 +11,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
 from dpr.export.dpr_formats import export_dpr_file, export_vector_folders
-from dpr.export.folders import CardMetadata, export_folder, merged, write_adapters
+from dpr.export.folders import CardMetadata, export_folder, merged, write_adapters, write_once
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
@@ -75,37 +75,33 @@ def run(config: ExportConfig) -> None:
     require_writable(
         target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr"
     )
-    model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
+    source = str(config.model_file)
+    model = BiEncoder.load(source, **config.encoder.arguments())
     model.keep_dimensions(config.dimensions)
     if config.to in MODEL_FORMATS:
-        metadata = card_metadata(str(config.model_file), target.name)
-        export_folder(model, target, config.to, source=str(config.model_file), metadata=metadata)
-        return
-    if config.to in ("vectors", "peft"):
-        if config.to == "vectors":
-            folders = export_vector_folders(model, config.vector_patterns(), str(target))
-        else:
-            folders = write_adapters(model, target, source=str(config.model_file))
-        for folder in folders:
-            logger.info("%s written", folder)
-        return
-    if config.to == "dpr" and model.settings.dimensions:
+        metadata = card_metadata(source, target.name)
+        export_folder(model, target, config.to, source=source, metadata=metadata)
+    elif config.to == "vectors":
+        export_vector_folders(model, config.vector_patterns(), str(target))
+    elif config.to == "peft":
+        write_adapters(model, target, source=source)
+    elif config.to == "model":
+        made_of = {"format": "model", "model": model.fingerprint, "temperature": model.options.temperature}
+        model = merged(model)
+        write_once(target, made_of, model, model.write_to)
+    elif model.settings.dimensions:
         raise ConfigError(
             f"the original has no place for encoder.dimensions={model.settings.dimensions}; export to=model"
             " keeps it"
         )
-    model = merged(model)
-    if config.to == "model":
-        model.save(target)
     else:
         export_dpr_file(
-            model,
+            merged(model),
             target,
-            source=str(config.model_file),
+            source=source,
             pretrained_model_cfg=config.encoder.pretrained_model_cfg,
             allow_other_vectors=config.allow_other_vectors,
         )
-    logger.info("%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
 
 
 def _fill_store(config: ExportConfig) -> None:
@@ -122,10 +118,12 @@ def _fill_store(config: ExportConfig) -> None:
     require_corpora(
         corpora_of(shard.metadata for shard in shards), sources, file=", ".join(config.vector_patterns())
     )
-    if _STORES[config.to](rows, out, config.table):
-        logger.info(
-            "%s holds %d vectors of %d dimensions, compared by dot product",
-            config.to,
-            rows.num_rows,
-            rows.dimension,
-        )
+    if not _STORES[config.to](rows, out, config.table):
+        logger.info("%s has all %d vectors already: nothing to do", config.to, rows.num_rows)
+        return
+    logger.info(
+        "%s holds %d vectors of %d dimensions, compared by dot product",
+        config.to,
+        rows.num_rows,
+        rows.dimension,
+    )
