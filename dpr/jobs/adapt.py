@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -76,6 +76,13 @@ _FORMAT = 3
 RESULT = "adapted.json"
 FITTED = "fitted"
 """The model of that stage, as a checkpoint of its run."""
+_TORCHRUN = """\
+import sys
+from torch.distributed import run
+sys.excepthook = lambda *_: None
+run.main()
+"""
+"""torchrun without the traceback in which it ends when a process or a signal has ended it; the processes say why."""
 DETAILS = "log.txt"
 """The commands of the stages, and all that they say."""
 TEMPERATURE = 0.15
@@ -484,6 +491,8 @@ def write_search(out: Path, corpus: Path, weight: float | None) -> None:
     try:
         open_text_index(choice, passages, str(words))
     except InputError:  # of the texts as they were before, or damaged
+        if not words.exists():
+            raise
         remove_folder(words)
         open_text_index(choice, passages, str(words))
     if weight is None:
@@ -531,6 +540,10 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) ->
             raise ConfigError(
                 f"out={out} holds {kind} ({others[0]}); name a new folder, or one that this command made"
             )
+    if inside := [parent for parent in out.resolve().parents if (parent / RECORD).is_file()]:
+        raise ConfigError(
+            f"out={out} lies in {inside[0]}, a stage of {inside[0].parent} that may be made again; name another folder"
+        )
     require_writable(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
     with held(out), _Interrupts() as signals, details_in(out / DETAILS, __name__) as details:
@@ -576,8 +589,8 @@ class Stages:
         file = folder / RECORD
         self._passed.append(folder)
         if file.is_file():
-            record = read_json(file)
-            if not isinstance(record, dict) or record.get("format") != _FORMAT:
+            record = record_of(folder)
+            if not record:
                 hint = f"remove {folder} to run the stage again"
                 raise InputError("is not the record of a stage", file=file, hint=hint)
             was = record.get("made_of", {})
@@ -593,9 +606,18 @@ class Stages:
             if reasons:
                 logger.warning("making %s again, and what follows: %s", name, ", ".join(reasons))
                 remove_folder(folder)
-        for later in list(self.out.rglob(RECORD)):  # these read what is made here
-            if later.parent not in self._passed:
-                remove_folder(later.parent)
+        elif others := [
+            path.name for path in folder.glob("[!.]*")
+        ]:  # not of a killed run, which begins with the record
+            hint = "move the folder away, or name another one by out="
+            raise InputError(
+                f"holds other files ({min(others)}), and is needed for a stage", file=folder, hint=hint
+            )
+        for later in list(self.out.glob(f"*/{RECORD}")):  # these read what is made here
+            stage = later.parent
+            # a stage that somebody has copied or renamed is no longer one of this folder
+            if stage not in self._passed and record_of(stage).get("stage") == stage.name:
+                remove_folder(stage)
 
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
@@ -614,8 +636,8 @@ class Stages:
             # -m dpr means this package, whatever is in the working directory
             paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
             own = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-            launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-            child = subprocess.Popen([sys.executable, "-m", *launcher, *command], env=os.environ | own)
+            launcher = [_TORCHRUN, "--standalone", f"--nproc-per-node={processes}", "-m"]
+            child = subprocess.Popen([sys.executable, "-c", *launcher, *command], env=os.environ | own)
             try:
                 code = child.wait()
             except KeyboardInterrupt:  # a signal ends it as it would end the command
@@ -629,6 +651,15 @@ class Stages:
             if not (folder / output).exists():
                 raise InputError("was not written", file=folder / output)
         write_json(file, record | {"outputs": outputs}, note={})
+
+
+def record_of(stage: Path) -> dict[str, Any]:
+    """Returns the record of a stage; nothing where it is damaged, or of another version."""
+    with suppress(InputError):
+        record = read_json(stage / RECORD)
+        if isinstance(record, dict) and record.get("format") == _FORMAT:
+            return record
+    return {}
 
 
 def command_line(job: str, config: Settings) -> list[str]:

@@ -3,8 +3,10 @@ changed all is made again."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
+from dpr.core.errors import ConfigError, InputError, OutputError, StageError, StopRequested
 from dpr.core.settings import Settings
 from dpr.jobs import adapt as module
 from dpr.jobs.adapt import RECORD, stages_in
@@ -136,7 +138,7 @@ def test_torchrun_starts_what_several_processes_do(tmp_path: Path, started: list
         stages.run("a", "", "write-text", Writing(text="x"), ["out.txt"], processes=2)
     assert error.value.exit_code == 3
     assert started[1][1:] == [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *("-c", module._TORCHRUN, "--standalone", "--nproc-per-node=2"),
         *("-m", "dpr", "write-text", "text=x"),
     ]
 
@@ -183,3 +185,49 @@ def test_a_signal_that_python_swallows_stops_before_the_next_stage(tmp_path: Pat
     job.before = lambda: None
     two(tmp_path, job)
     assert job.made == ["a", "b"]
+
+
+def test_only_the_stages_of_the_folder_itself_are_made_again(tmp_path: Path) -> None:
+    job = Job()
+    two(tmp_path, job)
+    two(tmp_path / "other", job)
+    (tmp_path / "b").rename(tmp_path / "b-kept")
+    two(tmp_path, job, "two")
+    for kept in ("other/a", "other/b", "b-kept"):
+        assert (tmp_path / kept / "out.txt").exists(), kept
+    with pytest.raises(ConfigError, match=r"lies in .*/a, a stage of .* that may be made again"):
+        two(tmp_path / "a" / "mine", job)
+
+
+def test_a_stage_is_not_made_in_a_folder_of_something_else(tmp_path: Path) -> None:
+    job = Job()
+    for name in ("a", "b"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").touch()
+        with pytest.raises(InputError, match=rf"{name}: holds other files \(mine.txt\)"):
+            two(tmp_path, job)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["mine.txt"]
+        (tmp_path / name / "mine.txt").unlink()
+        two(tmp_path, job)
+    (tmp_path / "b" / RECORD).write_text('{"format"')
+    with pytest.raises(InputError, match=r"is not the record of a stage; remove .*/b to run the stage again"):
+        two(tmp_path, job)
+
+
+def test_a_full_disk_under_the_index_of_words_is_said_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"_id": "1", "text": "some words"}\n')
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        module.write_search(tmp_path, corpus, None)
+    monkeypatch.undo()
+    corpus.write_text('{"_id": "1", "text": "?"}\n')
+    with pytest.raises(InputError, match="no passage holds a word"):
+        module.write_search(tmp_path, corpus, None)
