@@ -98,6 +98,7 @@ def name_here_of(key: str, known: Collection[str]) -> str:
 
 
 IDENTITY = "identity"
+UPDATES = "updates"
 WARNED = "warned"
 START = "start"
 CONTENT = "content"
@@ -106,13 +107,15 @@ NO_EFFECT = "no effect"
 """What a changed value means for a resumed run, ``setting(on_resume=...)``:
 
 identity   it decides the batches or the objective; the change is refused
+updates    it decides what an update does to the weights; the change of a run that goes on is accepted with
+           a warning, that of a finished run is refused
 warned     it decides something else about the result; the change is accepted with a warning
 start      it is read only when a run starts
 content    it names files, whose content is compared instead of their names
 model      it names a model, whose files' content is compared instead of their names
 no effect  it decides where, how fast and how closely monitored a run is, but not its result
 """
-ROLES = (IDENTITY, WARNED, START, CONTENT, MODEL, NO_EFFECT)
+ROLES = (IDENTITY, UPDATES, WARNED, START, CONTENT, MODEL, NO_EFFECT)
 
 
 def setting(default: Any, **rule: Any) -> Any:

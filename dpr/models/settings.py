@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, WARNED, Settings, setting
+from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, UPDATES, WARNED, Settings, setting
 from dpr.data.settings import TextOptions, TextSettings
 
 PRETRAINED_MODEL = "bert-base-uncased"
@@ -41,7 +41,7 @@ class BackboneSettings(Settings):
     and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START)
     """False: random weights from the folder's config.json."""
-    dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED)
+    dropout: float = setting(0.1, least=0, below=1, on_resume=UPDATES)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
 
@@ -176,7 +176,7 @@ class RunningSettings(Settings):
     """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's
     kernel for sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere
     else."""
-    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED)
+    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=UPDATES)
     """Dropout of attention; absent = dropout."""
 
 

@@ -4,6 +4,7 @@ warning."""
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ import torch
 from dpr.core.distributed import Ranks, current_ranks, from_main
 from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
-from dpr.core.settings import IDENTITY, MODEL, WARNED, flat_values, unused_keys
+from dpr.core.settings import IDENTITY, MODEL, UPDATES, WARNED, flat_values, unused_keys
 from dpr.data.training_data import OpenedSets
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
@@ -115,7 +116,7 @@ def run_identity(
         contents = zip(read, shared_content(read), strict=True)
         if read:
             models[key] = [f"{file.relative_to(folder).as_posix()} {content}" for file, content in contents]
-    options = flat_values(model.options, (IDENTITY, WARNED))
+    options = flat_values(model.options, (IDENTITY, UPDATES, WARNED))
     sources = plan.dataset.sources
     files = [source.fingerprint for source in sources]
     return RunIdentity(
@@ -151,7 +152,7 @@ def run_identity(
                 if (content := dict(each.content()))
             },
         },
-        free=flat_values(settings, (WARNED,))
+        free=flat_values(settings, (UPDATES, WARNED))
         | {
             "dev_datasets.content": [source.fingerprint for source, _ in dev_sets],
             "dev_datasets.options": [options.metadata("") for _, options in dev_sets],
@@ -162,6 +163,7 @@ def run_identity(
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
             "train.warmup_steps": settings.train.warmup(plan.total_steps),
             "train.lr_schedule": settings.lr_schedule(),
+            "train.adam_betas": str(settings.train.betas()),
             "encoder.packed": options["packed"],
             "encoder.attention": options["attention"],
             **dropout_of(model.ctx_model.config),
@@ -184,7 +186,8 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     checkpoint of ``stored`` where they change what metrics mean.
 
     Raises:
-        CheckpointError: a fixed setting differs and ``resume`` is not force.
+        CheckpointError: a fixed setting differs, or one of the updates of a finished run, and ``resume`` is not
+        force.
     """
     identity = stored.identity
     unused = unused_keys(settings)
@@ -198,6 +201,15 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         was = _by_file(name, models[name])
         now = _by_file(name, own.models[name])
         changed |= {key: (was.get(key), now.get(key)) for key in sorted(now) if was.get(key) != now.get(key)}
+    free = _differences(identity.get("free", {}), own.free)
+    if stored.progress.step >= identity.get("free", {}).get("train.max_steps", math.inf):
+        # What follows from more than its setting may differ: a warm-up from the steps, the original's limit of the
+        # gradient from the processes.
+        given = flat_values(settings, (UPDATES,))
+        is_scaled = settings.as_dpr and "environment.world_size" in free
+        for key, values in free.items():
+            if key in given and given[key] == own.free[key] and not is_scaled:
+                changed[key] = values
     if changed and settings.resume != "force":
         key, (was, now) = next(iter(changed.items()))
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
@@ -205,13 +217,10 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         raise CheckpointError(
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
-            expected="the same data, order and objective",
-            hint=(
-                f"restore {restored}, choose a new output_dir, or set resume=force to resume with another"
-                " order of samples"
-            ),
+            expected="the same data, order and objective, and where it is finished the same optimisation",
+            hint=f"restore {restored}, choose a new output_dir, or set resume=force to resume with what has changed",
         )
-    for key, (was, now) in (changed | _differences(identity.get("free", {}), own.free)).items():
+    for key, (was, now) in (changed | free).items():
         consequence = (
             "; the pool stays as it was (train.global_batch_size)" if key == "train.batch_size" else ""
         )

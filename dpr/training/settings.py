@@ -18,6 +18,7 @@ from dpr.core.settings import (
     MODEL,
     NO_EFFECT,
     START,
+    UPDATES,
     WARNED,
     Settings,
     name_here_of,
@@ -91,26 +92,26 @@ class BatchSettings(Settings):
 class OptimizerSettings(Settings):
     """AdamW and its learning-rate schedule."""
 
-    learning_rate: float = setting(2e-5, least=0, on_resume=WARNED)
+    learning_rate: float = setting(2e-5, least=0, on_resume=UPDATES)
     """The highest learning rate, reached at the end of the warm-up."""
-    embedding_lr_factor: float = setting(1.0, least=0, on_resume=WARNED)
+    embedding_lr_factor: float = setting(1.0, least=0, on_resume=UPDATES)
     """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
-    lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=WARNED)
+    lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=UPDATES)
     """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never
     below 1e-7 of the rate."""
-    warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=WARNED)
+    warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=UPDATES)
     """Optimizer steps over which the learning rate rises to its full value; absent = a tenth
     of the run's steps."""
-    weight_decay: float = setting(0.0, least=0, on_resume=WARNED)
+    weight_decay: float = setting(0.0, least=0, on_resume=UPDATES)
     """Not applied to biases and normalisation weights."""
-    adam_eps: float = setting(1e-8, least=1e-30, on_resume=WARNED)
+    adam_eps: float = setting(1e-8, least=1e-30, on_resume=UPDATES)
     """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would
     make NaN of weights whose gradient is 0."""
-    adam_betas: str = setting("(0.9, 0.999)", on_resume=WARNED)
+    adam_betas: str = setting("(0.9, 0.999)", on_resume=UPDATES)
     """A string, as in DPR: two numbers in brackets."""
-    max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
+    max_grad_norm: float = setting(1.0, least=0, on_resume=UPDATES)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
-    ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
+    ema_decay: float = setting(0.0, least=0, below=1, on_resume=UPDATES)
     """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
     counts ema_decay times as much as the next (0.999: about the last thousand); training goes on from the
     weights themselves (docs/training.md)."""
@@ -260,7 +261,7 @@ class TrainingSettings(Settings):
     original DPR checkpoint."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it
-    though data or order differ."""
+    though data or order differ, or, of a finished run, the learning rate or another setting of the optimizer."""
     compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent =
     this toolkit's rules."""

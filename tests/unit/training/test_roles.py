@@ -13,7 +13,7 @@ import pytest
 
 from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
-from dpr.core.settings import IDENTITY, ROLES, WARNED, Setting, flat_values, settings
+from dpr.core.settings import IDENTITY, ROLES, UPDATES, WARNED, Setting, flat_values, settings
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
@@ -143,14 +143,18 @@ SOME = (
 
 @pytest.mark.parametrize(
     "entry",
-    [entry for entry in SETTINGS if entry.key in SOME and entry.rule.on_resume in (IDENTITY, WARNED)],
+    [
+        entry
+        for entry in SETTINGS
+        if entry.key in SOME and entry.rule.on_resume in (IDENTITY, UPDATES, WARNED)
+    ],
     ids=lambda entry: entry.key,
 )
 def test_a_changed_setting_is_refused_or_warned_about(
     folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, named = config_of(folder, entry.key, other(entry)), IN_EFFECT.get(entry.key, entry.key)
-    if entry.rule.on_resume == IDENTITY or entry.key == "compat":
+    if entry.rule.on_resume in (IDENTITY, UPDATES) or entry.key == "compat":  # the run is finished
         with pytest.raises(CheckpointError, match=rf"{named}\S* was ") as error:
             start(folder, config)
         assert "resume=force" in str(error.value)
@@ -172,6 +176,31 @@ def test_a_setting_without_effect_is_changed_without_a_word(
     entry = next(entry for entry in SETTINGS if entry.key == key)
     assert start(folder, config_of(folder, key, other(entry))).step == 2
     assert "changed" not in caplog.text
+
+
+def test_a_finished_run_takes_more_steps_and_a_value_that_is_spelled_another_way(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(folder, "train.max_steps", 9)  # and so a longer warm-up
+    config.train.adam_betas = "[0.9,0.999]"
+    assert start(folder, config).step == 2
+    assert "train.warmup_steps changed from 0 to 1" in caplog.text and "adam_betas" not in caplog.text
+    config.train.warmup_steps = 3
+    with pytest.raises(CheckpointError, match=r"different run: train.warmup_steps was 0, is now 3"):
+        start(folder, config)
+
+
+def test_another_learning_rate_of_a_run_that_goes_on_is_only_warned_about(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(folder)
+    config.output_dir = str(tmp_path / "run")
+    config.train.max_steps = 4
+    config.train.stop_at_epoch = 1
+    trainer(folder, config).train()
+    config.train.learning_rate = 0.5
+    assert start(folder, config).step == 3
+    assert "resuming with train.learning_rate changed from" in caplog.text
 
 
 def test_the_same_settings_bring_no_word(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
