@@ -57,6 +57,14 @@ def current_ranks() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), launched("LOCAL_RANK", dist.get_rank()))
 
 
+_TASKS = {
+    "SLURM_PROCID": "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+}
+"""Where launchers that start a program several times number these, and how many there are: srun, mpirun."""
+
+
 @contextmanager
 def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ranks]:
     """Joins the group that a launcher (torchrun) announced in the environment, if there is one; leaves it at
@@ -70,17 +78,24 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
         ranks meet.
         LostRankError: in place of torch's error in the block, when another rank has died or hangs.
     """
+    rank = launched("RANK")
+    world_size = launched("WORLD_SIZE", 1)
+    for name in ("LOCAL_RANK", "MASTER_PORT"):
+        launched(name)
+    found = f"the environment has RANK={rank} and WORLD_SIZE={os.environ.get('WORLD_SIZE', '(none)')}"
+    way_out = "start with torchrun, or unset RANK and WORLD_SIZE to run as one process"
+    if "RANK" not in os.environ:
+        for number, count in _TASKS.items():
+            if number in os.environ and (tasks := launched(count)) > 1:
+                raise ConfigError(
+                    f"this is one of {tasks} tasks ({count}={tasks}), but no RANK, so each would do all of the work;"
+                    f" start one task with torchrun in it, or unset {number} to run as one process"
+                )
+    elif rank >= world_size:
+        raise ConfigError(f"{found}, but ranks are counted from 0; {way_out}")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
-    rank = launched("RANK")
-    world_size = launched("WORLD_SIZE")
-    for name in ("LOCAL_RANK", "MASTER_PORT"):
-        launched(name)
-    found = f"the environment has RANK={rank} and WORLD_SIZE={world_size}"
-    way_out = "start with torchrun, or unset RANK and WORLD_SIZE to run as one process"
-    if rank >= world_size:
-        raise ConfigError(f"{found}, but ranks are counted from 0; {way_out}")
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         if world_size > 1:
             raise ConfigError(

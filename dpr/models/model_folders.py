@@ -644,7 +644,11 @@ def read_model(
         )
         return parts, path
     if not path.exists():
-        raise CheckpointError("there is no such file or folder", file=path)
+        # DPR numbered its checkpoints by epochs
+        others = [other.name for other in path.parent.glob("*.step*")]
+        raise CheckpointError(
+            "there is no such file or folder", file=path, expected=" or ".join(sorted(others)[-3:]) or None
+        )
     folder = checkpoints.resolve_checkpoint(path)
     checkpoints.warn_of_verdict(folder)
     try:

@@ -37,7 +37,13 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
     [
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "node1"}, None),
-        ({"RANK": "1"}, None),
+        ({"RANK": "0"}, None),
+        ({"RANK": "1"}, r"RANK=1 and WORLD_SIZE=\(none\), but ranks are counted from 0"),
+        ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_NTASKS": "4"}, None),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, r"one of 4 tasks \(SLURM_NTASKS=4\).*torchrun"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "one of 2 tasks"),
         ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, None),
         (
             {"RANK": "1", "WORLD_SIZE": "2"},
@@ -60,7 +66,7 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_scheduler_leaves_in_the_environment_runs_or_is_refused(
     environment: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -244,6 +244,9 @@ def test_code_in_a_model_folder_is_never_run(folder: Path, tmp_path: Path) -> No
 def test_folders_that_are_no_checkpoint_and_damaged_ones_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such file or folder"):
         BiEncoder.load(tmp_path / "absent")
+    (tmp_path / "dpr_biencoder.step36").mkdir()
+    with pytest.raises(CheckpointError, match=r"no such file or folder, expected dpr_biencoder\.step36$"):
+        BiEncoder.load(tmp_path / "dpr_biencoder.1")
     target = saved(tiny_model(folder, dtype=torch.float32), tmp_path / "checkpoint")
     data = bytearray((target / checkpoints.MODEL_FILE).read_bytes())
     data[-1] ^= 1
