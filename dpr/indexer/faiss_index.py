@@ -10,6 +10,7 @@ where all are equally long).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,10 +45,21 @@ IDS_FILE = "ids.npy"
 TARGET_RECALL = 0.95
 _NEARLY = 0.005
 _ADDED_AT_ONCE = 50_000
+_ENCODED_AT_ONCE = 1 << 10
+"""Product quantization makes a table of M x 256 numbers for each of these vectors."""
 _MOST_LISTS = 1 << 16
 _SAMPLED_PER_LIST = 64
 _LEAST_SAMPLE = 1 << 14
 _LONGEST = float(np.sqrt(np.finfo(np.float32).max))
+_LEAST_LIMIT = 1 << 26
+"""Bytes of an array that faiss may make, however small its file is: it counts a transform of D dimensions as D x D
+numbers, whether they are stored or not."""
+_FACTORY = re.compile(r"(?!.*(NSG|_Nc|Refine\((?!Flat\)|SQ)))[A-Za-z0-9_,()+-]{1,200}")
+"""A factory string without what faiss can crash or never end with: NSG where vectors are equal, some norms of
+additive quantizers, refining by what has no scores of single vectors, and very long strings."""
+_NUMBER = re.compile("([A-Za-z]*)([0-9]+)")
+_LARGEST = 4096
+"""The largest number in a factory string, besides that of lists."""
 _DECISIVE = "d metric_type metric_arg code_size by_residual nlist qb qtype bits M nbits ksub nb_bits".split()
 
 
@@ -95,15 +107,23 @@ class FaissIndex(Index):
         import faiss
 
         dimension = common_dimension(corpus)
-        if not any(source.num_vectors for source in corpus):
+        total = sum(source.num_vectors for source in corpus)
+        if not total:
             raise InputError("no vectors to index")
-        engine = cls._learned(settings, dimension, corpus)
+        factory = cls._factory(settings, total)
         packed = []
-        for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
-            check_finite(ids, vectors)
-            refuse_overflow(float(_squared_norms(vectors).max()))
-            engine.add(vectors)
-            packed.append(ids)
+        faiss.cvar.product_quantizer_compute_codes_bs = _ENCODED_AT_ONCE
+        try:
+            engine = cls._learned(settings, cls._empty(factory, dimension), corpus)
+            for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):
+                check_finite(ids, vectors)
+                refuse_overflow(float(_squared_norms(vectors).max()))
+                engine.add(vectors)
+                packed.append(ids)
+            engine.search(vectors[:1], 1)  # some that can be filled cannot be searched
+        except (RuntimeError, MemoryError) as error:
+            message = f"indexer.factory={factory}, for {total:,} vectors of {dimension} numbers"
+            raise ConfigError(f"{message}: faiss says {_reason(error)}") from None
         lists = faiss.try_extract_index_ivf(engine)
         if lists is not None:
             lists.nprobe = min(max(8, lists.nlist // 4), lists.nlist)
@@ -178,9 +198,11 @@ class FaissIndex(Index):
 
         file = folder / INDEX_FILE
         default = faiss.get_deserialization_vector_byte_limit()  # of the whole process
-        faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
+        faiss.set_deserialization_vector_byte_limit(max(file.stat().st_size, _LEAST_LIMIT))
         try:
-            engine = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+            # tables are of L2 distances alone, and can be larger than the file
+            flags = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+            engine = faiss.read_index(str(file), flags)
         except RuntimeError as error:
             raise InputError(f"faiss cannot read it ({_reason(error)})", file=file) from None
         finally:
@@ -199,28 +221,46 @@ class FaissIndex(Index):
 
     @classmethod
     def _factory(cls, settings: Any, num_vectors: int) -> str:
-        """The string that faiss gets."""
-        lists = min(_MOST_LISTS, 1 << max(0, round(np.log2(2 * np.sqrt(num_vectors)))), num_vectors)
-        return str(settings.factory) or f"IVF{lists},{cls._codes}"
+        """Returns the string that faiss gets.
+
+        Raises:
+            ConfigError: faiss may not survive it.
+        """
+        lists = min(_MOST_LISTS, 1 << round(np.log2(2 * np.sqrt(num_vectors))), num_vectors)
+        parts = (settings.factory or f"IVF{lists},{cls._codes}").split(",")
+        factory = ",".join(part for part in parts if part not in ("IDMap", "IDMap2"))  # ids are kept here
+        if not _FACTORY.fullmatch(factory):
+            raise ConfigError(
+                f"indexer.factory={factory[:60]!r} cannot be used; expected at most 200 letters, digits and"
+                " _,()+-, with HNSW in place of NSG, no norms _Nc..., and RFlat or Refine(SQ8) for refining"
+            )
+        for word, digits in _NUMBER.findall(factory):
+            least = 2 if word == "HNSW" else 1
+            most = {"IVF": num_vectors, "x": 16}.get(word, _LARGEST)
+            if not least <= int(digits) <= most:
+                raise ConfigError(
+                    f"indexer.factory={factory}, for {num_vectors:,} vectors: {word}{digits} is out of range;"
+                    f" the number must be in [{least}, {most}]"
+                )
+        return factory
 
     @classmethod
     def _empty(cls, factory: str, dimension: int) -> Any:
         import faiss
 
-        try:
-            return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-        except RuntimeError as error:
-            message = f"indexer.factory={factory}, for vectors of {dimension} numbers"
-            raise ConfigError(f"{message}: faiss says {_reason(error)}") from None
+        engine = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        if engine.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise ConfigError(
+                f"indexer.factory={factory} ranks by L2 distance, whatever metric faiss is asked for, and"
+                " passages are ranked by inner product; for a graph use HNSW32 or HNSW32,SQ8"
+            )
+        return engine
 
     @classmethod
-    def _learned(cls, settings: Any, dimension: int, corpus: Sequence[VectorSource]) -> Any:
-        """An empty index that has learned from a sample."""
+    def _learned(cls, settings: Any, engine: Any, corpus: Sequence[VectorSource]) -> Any:
+        """The empty index, after it has learned from a sample."""
         import faiss
 
-        total = sum(source.num_vectors for source in corpus)
-        factory = cls._factory(settings, total)
-        engine = cls._empty(factory, dimension)
         if engine.is_trained:
             return engine
         lists = faiss.try_extract_index_ivf(engine)
@@ -228,17 +268,14 @@ class FaissIndex(Index):
         if lists is not None:
             wanted = max(wanted, _SAMPLED_PER_LIST * lists.nlist)
             lists.cp.min_points_per_centroid = 1  # few vectors are few lists, which faiss need not warn of
+        total = sum(source.num_vectors for source in corpus)
         count = min(wanted, total)
         sample = generator_for(0, total, count).choice(total, count, replace=False)
         ids, vectors = take_rows(corpus, np.sort(sample))
         check_finite(ids, vectors)
         if count > 2 * _LEAST_SAMPLE:
-            logger.info("learning %s from %s vectors", factory, f"{count:,}")
-        try:
-            engine.train(np.ascontiguousarray(vectors))
-        except RuntimeError as error:
-            message = f"indexer.factory={factory} cannot be learned from {count:,} vectors"
-            raise ConfigError(f"{message}: {_reason(error)}") from None
+            logger.info("learning the index from %s vectors", f"{count:,}")
+        engine.train(np.ascontiguousarray(vectors))
         return engine
 
     def _nominated(self, tile: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
@@ -248,6 +285,8 @@ class FaissIndex(Index):
 
         scores, places = self._engine.search(tile, depth)
         breadth = self.breadth.get("probes", 0)
+        if isinstance(self._engine, faiss.IndexIVFAdditiveQuantizerFastScan):  # as broad as it is set
+            return scores, places
         while isinstance(self._engine, faiss.IndexIVF) and breadth < self._engine.nlist:
             short = np.flatnonzero((places >= 0).sum(axis=1) < depth)
             if not len(short):
@@ -296,8 +335,8 @@ class HnswIndex(FlatIndex):
         return f"HNSW{settings.store_n or cls._links},{cls._codes}"
 
     @classmethod
-    def _learned(cls, settings: Any, dimension: int, corpus: Sequence[VectorSource]) -> Any:
-        engine = super()._learned(settings, dimension, corpus)
+    def _learned(cls, settings: Any, engine: Any, corpus: Sequence[VectorSource]) -> Any:
+        engine = super()._learned(settings, engine, corpus)
         engine.hnsw.efConstruction = settings.ef_construction
         return engine
 
@@ -326,6 +365,8 @@ def _squared_norms(vectors: np.ndarray) -> np.ndarray:
 
 def _reason(error: Exception) -> str:
     """What faiss says, without the place in its code."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
     return str(error).strip().splitlines()[-1].rpartition(": ")[2] or type(error).__name__
 
 

@@ -298,6 +298,15 @@ class IndexStore:
                     truth = truth[1::2]
                 values = recall_values(index.search(queries, DEPTH)[1], truth)
                 index.recall = Recall(values, len(queries), index.breadth)
+                # among few passages, 100 are found by chance
+                judged = f"recall@{DEPTH if index.num_passages > 2 * DEPTH else AT[0]}"
+                least = getattr(self.choice.settings, "least_recall", 0)
+                if values[judged] < least:
+                    raise ConfigError(
+                        f"the {kind} index misses too much to be kept: {index.recall}; expected {judged} of at"
+                        f" least {least:g}. Choose an index that stores or searches more (docs/search.md), or"
+                        " set indexer.least_recall=0 to keep this one"
+                    )
             logger.info("the %s index: %s", kind, index.recall_in_words())
         return index
 

@@ -15,15 +15,24 @@ benchmarks/hybrid_weight.py makes it)."""
 
 
 @dataclass
-class GraphSettings(Settings):
+class ApproximateSettings(Settings):
+    """Of indexes that may miss passages."""
+
+    least_recall: float = setting(0.5, least=0, most=1, on_resume=NO_EFFECT)
+    """Recall@100 against exact search below which a new approximate index is refused; recall@10 where there
+    are at most 200 passages. 0 = any is taken."""
+
+
+@dataclass
+class GraphSettings(ApproximateSettings):
     """Of faiss's HNSW graphs; defaults are DPR's."""
 
-    store_n: int = setting(0, least=0, on_resume=IDENTITY)
+    store_n: int = setting(0, least=0, most=4096, on_resume=IDENTITY)
     """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq, 32 for hnsw32."""
-    ef_search: int = setting(128, least=1, on_resume=NO_EFFECT)
+    ef_search: int = setting(128, least=1, most=1_000_000, on_resume=NO_EFFECT)
     """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the
     present value."""
-    ef_construction: int = setting(200, least=1, on_resume=IDENTITY)
+    ef_construction: int = setting(200, least=1, most=1_000_000, on_resume=IDENTITY)
     """Breadth of the search while an HNSW graph is built."""
 
     def check_together(self, prefix: str) -> None:
@@ -35,7 +44,7 @@ class GraphSettings(Settings):
 
 
 @dataclass
-class FactorySettings(Settings):
+class FactorySettings(ApproximateSettings):
     """Of what faiss makes of a string."""
 
     factory: str = setting("", on_resume=IDENTITY)

@@ -29,7 +29,19 @@ CHOICES: dict[str, dict[str, Any]] = {
     "ivf": {"factory": "IVF16,SQ8", "probes": 16},
 }
 LISTS = ["ivf"]
-FACTORIES = ["Flat", "PCA8,IVF8,SQ8", "HNSW16", "IVF8,PQ4x4,RFlat"]
+FACTORIES = [
+    *[
+        "Flat",
+        "PCA8,IVF8,SQ8",
+        "HNSW16",
+        "HNSW16_SQ8",
+        "IVF8,PQ4x4,RFlat",
+        "IVF8_HNSW4,PQ8x4np",
+        "OPQ8,IVF8,PQ8x4fs",
+    ],
+    *["IDMap,Flat", "PCA8,IDMap2,HNSW16", "L2norm,IVF8,RaBitQ4", "PRQ4x2x4", "IVF64,RQ4x4fs"],
+    "IVF256,PQ8x4",  # tables of L2 distances would be larger than the file
+]
 
 
 def make(num_vectors: int = 1500) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -323,8 +335,20 @@ def test_any_string_is_built_saved_and_opened_and_finds_the_same_whoever_else_as
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("nonsense", "indexer.factory=nonsense, for vectors of 24 numbers: faiss says "),
-        ("IVF4096,Flat", "indexer.factory=IVF4096,Flat cannot be learned from 1,500 vectors: "),
+        ("nonsense", "indexer.factory=nonsense, for 1,500 vectors of 24 numbers: faiss says "),
+        ("IVF4096,Flat", "for 1,500 vectors: IVF4096 is out of range; the number must be in [1, 1500]"),
+        ("IVF1000000000,Flat", "IVF1000000000 is out of range"),
+        ("IVF0,Flat", "IVF0 is out of range"),
+        ("IVF8_HNSW1,Flat", "HNSW1 is out of range; the number must be in [2, 4096]"),
+        ("PQ8x24", "x24 is out of range"),
+        ("PQ8x4fs_4096", "faiss says nq=1 bbs=4096 not instantiated"),
+        ("RR" * 500_000, "at most 200 letters"),
+        ("Flat\ud800", "at most 200 letters"),
+        ("NSG16", "HNSW in place of NSG"),
+        ("SQ8,Refine(IVF4,Flat)", "RFlat or Refine(SQ8)"),
+        ("RQ2x4_Ncqint8", "no norms _Nc"),
+        ("HNSW16,PQ8x4", "ranks by L2 distance"),
+        ("PCA8,HNSW16_PQ4x4,RFlat", "ranks by L2 distance"),
     ],
 )
 def test_what_faiss_cannot_make_is_one_sentence(factory: str, message: str) -> None:
@@ -333,10 +357,30 @@ def test_what_faiss_cannot_make_is_one_sentence(factory: str, message: str) -> N
     assert message in str(error.value)
 
 
+def test_a_transform_that_is_wider_than_the_file_is_opened_again(tmp_path: Path) -> None:
+    size = {"num_vectors": 40, "factory": "L2norm,SQ4"}
+    found = index("faiss", tmp_path / "index", **size).search(make()[2], 5)[1]
+    assert index("faiss", tmp_path / "index", **size).search(make()[2], 5)[1] == found
+
+
+@pytest.mark.parametrize("num_vectors", [150, 1500])
+def test_an_index_that_misses_most_is_refused_unless_that_is_wanted(num_vectors: int, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"num_vectors": num_vectors, "factory": "PCA1,Flat", "with_questions": True}
+    with pytest.raises(ConfigError, match=r"recall@10 0\.\d+.*set indexer\.least_recall=0 to keep this one"):
+        index("faiss", tmp_path / "index", **values)
+    assert not (tmp_path / "index").exists()
+    kept = index("faiss", tmp_path / "index", least_recall=0, **values)
+    assert kept.recall.values["recall@10"] < 0.5
+    assert index("faiss", tmp_path / "index", **values).recall == kept.recall  # judged when it is built
+
+
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="ivfx"):
         index_class("ivfx")
     with pytest.raises(ConfigError, match=r"indexer\.ef_search=0 is out of range"):
         IndexChoice.of("hnsw", {"ef_search": 0}, key="indexer.")
+    for name in ("store_n", "ef_search", "ef_construction"):
+        with pytest.raises(ConfigError, match=rf"indexer\.{name}=\d+ is out of range"):
+            IndexChoice.of("hnsw32", {name: 10**18}, key="indexer.")
     with pytest.raises(ConfigError, match="store_n=1: a graph of one link"):  # faiss would end the process
         IndexChoice.of("hnsw32", {"store_n": 1}, key="indexer.")
