@@ -53,6 +53,14 @@ def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
     )
 
 
+def is_wide(pattern: str) -> bool:
+    """True if a pattern is looked for in other folders than one that exists, which can be all of a machine."""
+    path = user_path(pattern)
+    return path.name == "**" or any(
+        glob.has_magic(parent.name) and not os.path.isdir(parent) for parent in path.parents
+    )
+
+
 def as_text(name: str) -> str:
     """The name of a file as a text that every output can hold: ``\\xe9`` stands for a byte that is not UTF-8."""
     return os.fsencode(name).decode(errors="backslashreplace")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from dpr.core import retired
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.core.paths import is_wide, matching_paths
 from dpr.core.settings import check_type
 from dpr.embedding.source import PassageSource
 from dpr.formats.text_input import has_lone_surrogate
@@ -53,8 +54,13 @@ class SearchSettings:
     file: see ``confined``."""
 
     def write(self, folder: Path) -> None:
-        """Writes ``search.json`` into the folder."""
-        relative = self._with_paths(lambda path: os.path.relpath(path, folder))
+        """Writes ``search.json`` into the folder. Patterns that ``confined`` refuses become what they match."""
+        files: list[str] = []
+        for pattern in self.encoded_ctx_files:
+            found = matching_paths(pattern) if is_wide(pattern) else []
+            files += map(str, found or [pattern])
+        stated = replace(self, encoded_ctx_files=files)
+        relative = stated._with_paths(lambda path: os.path.relpath(path, folder))
         value = asdict(relative) | {"schema": _SCHEMA}
         value["fingerprints"] = [
             content_sha256(source.file) if source.file.is_file() else "" for source in self.passages
@@ -98,13 +104,26 @@ class SearchSettings:
             raise InputError(f"not search settings: {error}", file=file, hint=retired.FILES) from None
 
     def confined(self, folder: Path) -> SearchSettings:
-        """The settings as a folder from anybody may state them: nothing is written outside of it, and no text
-        outside of it is shown but what its writer has had, too.
+        """The settings as a folder from anybody may state them: nothing is written outside of it, no text
+        outside of it is shown but what its writer has had, too, and no other folders are walked.
 
         Raises:
             InputError: passages outside of the folder are missing, or others than when ``search.json`` was
-            written.
+            written; a pattern is looked for in many folders.
         """
+
+        def narrow(path: str) -> str:
+            if is_wide(path) or is_wide(path.partition("=")[2]):
+                raise InputError(
+                    f"names {path!r}, which would be looked for in many folders",
+                    file=folder / FILE,
+                    expected="a path, or a pattern in its last part only",
+                    hint=f"dpr retrieve ... search_folder={folder} writes it again",
+                )
+            return path
+
+        self._with_paths(narrow)
+        narrow(self.pretrained_model_cfg or "")
         for source, stated in zip_longest(self.passages, self.fingerprints[: len(self.passages)]):
             if not leads_inside(folder, source.file) and content_sha256(source.file) != stated:
                 found = f"the passages {source.file} are outside of the folder, and not those that it states"

@@ -213,6 +213,25 @@ def test_search_settings_of_wrong_types_are_one_line(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("pattern", ["/**/*", "**/*", "**", "../*/vectors_0", "x=/**/*"])
+@pytest.mark.parametrize("key", ["encoded_ctx_files", "model_file", "pretrained_model_cfg"])
+def test_a_folder_cannot_have_a_machine_walked(key: str, pattern: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    stated = {"schema": 1, key: [pattern] if key == "encoded_ctx_files" else pattern}
+    (tmp_path / "run" / "search.json").write_text(json.dumps(stated))
+    with pytest.raises(InputError, match=r"search\.json: names .* looked for in many folders"):
+        search_settings(tmp_path / "run")
+
+
+def test_vectors_named_by_a_pattern_of_folders_are_written_by_name(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "vectors" / name / "v_0").mkdir(parents=True)
+    patterns = [str(tmp_path / "vectors" / "*" / "v_*"), str(tmp_path / "vectors" / "a" / "v_*")]
+    SearchSettings(encoded_ctx_files=patterns).write(tmp_path / "run")
+    named = [str(tmp_path / "vectors" / name / "v_0") for name in ("a", "b")]
+    assert SearchSettings.read(tmp_path / "run").encoded_ctx_files == [*named, patterns[1]]
+
+
 def test_changed_search_settings_are_noticed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = run_folder / "search.json"
     whole = file.read_text()
