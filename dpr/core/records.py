@@ -1,5 +1,5 @@
 """The records that data files hold, in the field's words: question, passage, training sample; and the last
-two as tokens of a store; and hashes by which texts are told.
+two as tokens of a store; and which texts are the same, with hashes by which they are told.
 
 Hashes are the same in every process. Half a character (lone surrogate) of a JSON file is hashed like any other.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -155,6 +156,18 @@ class StoredSample:
     positives: tuple[StoredPassage, ...]
     hard_negatives: tuple[StoredPassage, ...]
     other_negatives: tuple[StoredPassage, ...]
+
+
+def composed(text: str) -> str:
+    """Returns the text in the normal form NFC. The same text may come as letters with accents, or as letters
+    followed by accents (NFD, in files of macOS and many PDFs)."""
+    return unicodedata.normalize("NFC", text)
+
+
+def plain(text: str) -> str:
+    """Returns the text without differences of normal form, case and spacing. Texts are the same wherever this
+    is equal."""
+    return " ".join(composed(text).casefold().split())
 
 
 def text_hash(text: str) -> int:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, text_hash
+from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, plain, text_hash
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.settings import Augmentation, DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import check_room, decorate_passage, normalize_passage, plain
+from dpr.data.text import check_room, decorate_passage, normalize_passage
 from dpr.data.training_data import AnyPassage, AnySample
 
 Identity = tuple[int, int]
@@ -27,7 +27,7 @@ def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> I
     """64 bits of a passage's id within ``namespace``, and 63 of its title and text, as a negative number;
     without an id the latter twice.
 
-    Case and spacing tell texts apart no more than in mining. Passages that share either number are one
+    Texts are told as in mining (``plain``). Passages that share either number are one
     (``dpr.losses.candidates``).
     """
     if isinstance(passage, StoredPassage | CutPassage | KnownDocument):

@@ -20,7 +20,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
 from dpr.core.logs import counted
-from dpr.core.records import CutPassage, StoredSample, TrainingSample, text_hash
+from dpr.core.records import CutPassage, StoredSample, TrainingSample, composed, text_hash
 from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
@@ -262,7 +262,7 @@ def _rows(text: SampleSource) -> Iterator[tuple[int, tuple[frozenset[str], ...]]
         sample = text[row]
         assert isinstance(sample, TrainingSample)
         passage = sample.positives[0]
-        whole = f"{passage.title}\n{passage.text}"
+        whole = composed(f"{passage.title}\n{passage.text}")
         positive = passage.identity[0] if isinstance(passage, CutPassage) else text_hash(whole) - (1 << 63)
         yield positive, (words_of(sample.question), words_of(whole))
 

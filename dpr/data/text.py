@@ -38,11 +38,6 @@ def normalize_passage(text: str) -> str:
     return text.removesuffix('"')
 
 
-def plain(text: str) -> str:
-    """A text without differences of case and spacing, by which equal texts are told."""
-    return " ".join(text.casefold().split())
-
-
 def decorate_question(
     text: str, *, prefix: str | None = None, suffix: str | None = None, plain_apostrophes: bool = True
 ) -> str:

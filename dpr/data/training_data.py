@@ -22,6 +22,7 @@ from dpr.core.records import (
     StoredPassage,
     StoredSample,
     TrainingSample,
+    composed,
 )
 from dpr.data.settings import DataSetSettings
 
@@ -161,7 +162,9 @@ class TrainingData(ABC):
         """Every passage known to answer the question of ``row``; they are not its negatives."""
         return tuple(
             dict.fromkeys(
-                passage for other in self._rows_of[self[row].question] for passage in self[other].positives
+                passage
+                for other in self._rows_of[composed(self[row].question)]
+                for passage in self[other].positives
             )
         )
 
@@ -169,5 +172,5 @@ class TrainingData(ABC):
     def _rows_of(self) -> dict[str, list[int]]:
         rows: dict[str, list[int]] = {}
         for row in range(len(self)):
-            rows.setdefault(self[row].question, []).append(row)
+            rows.setdefault(composed(self[row].question), []).append(row)
         return rows

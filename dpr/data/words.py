@@ -19,6 +19,7 @@ import numpy as np
 import regex
 
 from dpr.core.logs import counted
+from dpr.core.records import composed
 
 WORDS_VERSION = 2
 """Of this rule. What holds words of another one, such as a saved index, is not to be searched with these."""
@@ -88,7 +89,7 @@ _WORD = re.compile(r"\w+")
 
 def words_of(text: str) -> frozenset[str]:
     """The words of a text."""
-    return frozenset(split_words(text.casefold(), _WORD))
+    return frozenset(split_words(composed(text).casefold(), _WORD))
 
 
 def jaccard(first: frozenset[Any], second: frozenset[Any]) -> float:
@@ -137,7 +138,7 @@ def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
     numbers: dict[str | tuple[str, str], int] = {}
     sets = []
     for text in counted(texts, "splitting texts into words", unit="texts"):
-        words = split_words(text.casefold(), _WORD)
+        words = split_words(composed(text).casefold(), _WORD)
         found: list[str | tuple[str, str]] = [*words, *pairwise(words)]
         sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in found]))
     counts = np.zeros(len(numbers), dtype=np.int64)

@@ -36,7 +36,7 @@ from dpr.storage.durable import read_manifest
 from dpr.storage.steps import Steps
 
 NO_TITLE = -1
-LAYOUT_VERSION = 5  # a change of what is stored must change it, so that old stores are not used
+LAYOUT_VERSION = 6  # a change of what is stored must change it, so that old stores are not used
 
 _PASSAGE = np.dtype(
     [

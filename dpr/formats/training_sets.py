@@ -12,7 +12,8 @@ file may have is read by the same code, and the identity of the data is their co
 
     rows.arrow       one row per sample, as an Arrow stream of record batches
     duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more
-                     than once
+                     than once; questions are told apart by every letter (``composed``)
+    questions.npy    (n,) uint64: a hash of each row's question without differences of case and spacing
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import pyarrow as pa
 from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
-from dpr.core.records import Passage, TrainingSample, text_hash
+from dpr.core.records import Passage, TrainingSample, composed, plain, text_hash
 from dpr.formats.arrays import rows_of_repeated
 from dpr.formats.arrow_files import MappedBatches, chosen_split, write_batches
 from dpr.formats.text_input import expand_files
@@ -47,12 +48,13 @@ from dpr.storage.outputs import cache_key, ensure_built
 
 logger = get_logger(__name__)
 
-_CACHE_VERSION = 8  # changes with what is read out of a file, so that old cache folders are not used
+_CACHE_VERSION = 9  # changes with what is read out of a file, so that old cache folders are not used
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 HUB = "hf://"
 _ROWS = "rows.arrow"
 _DUPLICATES = "duplicates.npy"
+_QUESTIONS = "questions.npy"
 
 _PASSAGE = {
     "text": pa.string(),
@@ -86,6 +88,8 @@ class TrainingSet(MappedBatches):
         """Warnings about keys that are not read, by key."""
         self._folder = folder
         self._duplicate_rows, self._leaders = np.ascontiguousarray(np.load(folder / _DUPLICATES).T)
+        self.question_hashes: np.ndarray = np.load(folder / _QUESTIONS)
+        """Equal where questions are, but for case and spacing."""
         order = np.argsort(self._leaders, kind="stable")
         self._leaders_in_order = self._leaders[order]
         self._rows_by_leader = self._duplicate_rows[order]
@@ -240,7 +244,7 @@ def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
 
     def rows() -> Iterator[list[Any]]:
         for sample in samples:
-            hashes.append(text_hash(sample.question))
+            hashes.append(text_hash(plain(sample.question)))
             passages = (
                 [(p.text, p.title, p.id, p.has_score, p.teacher_score) for p in getattr(sample, name)]
                 for name in _LISTS
@@ -251,13 +255,16 @@ def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
         return len(row[0]) + sum(len(text) + len(title) for listed in row[2:] for text, title, *_ in listed)
 
     write_batches(folder / _ROWS, _SCHEMA, rows(), characters)
+    hashed = np.frombuffer(hashes, dtype=np.uint64)
+    np.save(folder / _QUESTIONS, hashed)
     # Rows of equal hash, confirmed by comparing the questions themselves.
     stored = MappedBatches(folder / _ROWS)
     first: dict[str, int] = {}
     pairs = []
-    for row in rows_of_repeated(np.frombuffer(hashes, dtype=np.uint64)):
+    for row in rows_of_repeated(hashed):
         batch, index = stored.find(row)
-        pairs.append((row, first.setdefault(batch.column("question")[index].as_py(), row)))
+        question = composed(batch.column("question")[index].as_py())
+        pairs.append((row, first.setdefault(question, row)))
     repeated = {leader for row, leader in pairs if row != leader}
     duplicates = [pair for pair in pairs if pair[1] in repeated]
     np.save(folder / _DUPLICATES, np.array(duplicates, dtype=np.int64).reshape(-1, 2))

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage, TrainingSample
-from dpr.data.text import plain
+from dpr.core.records import Passage, TrainingSample, plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.training_records import sample_to_json

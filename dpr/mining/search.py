@@ -15,8 +15,7 @@ import torch
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
-from dpr.core.records import Passage, text_hash
-from dpr.data.text import plain
+from dpr.core.records import Passage, plain, text_hash
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig

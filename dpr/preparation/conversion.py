@@ -9,8 +9,7 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage, TrainingSample
-from dpr.data.text import plain
+from dpr.core.records import Passage, TrainingSample, plain
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.registry import READERS, WRITERS, format_of

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage, TrainingSample, text_hash
+from dpr.core.records import Passage, TrainingSample, plain, text_hash
 from dpr.data.tensorizer import SHARE_SAID, Tensorizer
-from dpr.data.text import plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import is_empty
 from dpr.formats.training_files.registry import read_rows
@@ -171,7 +170,7 @@ def _is_in(hashes: array[int], known: array[int]) -> np.ndarray:
 
 
 def _passage_hash(passage: Passage) -> int:
-    """64 bits of title and text without differences of case and spacing, even where there is an id."""
+    """Returns 64 bits of what tells the title and text (``plain``), even where there is an id."""
     return text_hash(plain(f"{passage.title}\n{passage.text}"))
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.paths import as_text
-from dpr.core.records import Question, TrainingSample, text_sha256
+from dpr.core.records import Question, TrainingSample, composed, text_sha256
 from dpr.data.words import find_near_duplicates
 from dpr.formats.corpora import is_json_name, write_passages
 from dpr.formats.delimited import form_of, rows_of
@@ -359,15 +359,15 @@ def find_answers(
     times = Counter(PurePosixPath(path).name for path in files)
     answering = {}
     for path, members in files.items():
-        answering[path.casefold()] = members
+        answering[composed(path).casefold()] = members
         if times[last := PurePosixPath(path).name] == 1:
-            answering[last.casefold()] = members
+            answering[composed(last).casefold()] = members
 
     texts = [f" {words_of(piece.passage().text)} " for piece in pieces]
     added: list[Piece] = []
     pairs: list[QuestionPair] = []
     for row in counted(rows, "looking for answers", unit="questions"):
-        answer = row.answer if row.answer in answering else row.answer.casefold()
+        answer = row.answer if row.answer in answering else composed(row.answer).casefold()
         if answer not in answering:
             answer = row.answer
             first = f" {' '.join(words_of(answer).split()[:_COMPARED_WORDS])} "

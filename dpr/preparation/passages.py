@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import PurePosixPath
 
-from dpr.core.records import MAX_ID_BYTES, Origin, Passage, text_sha256
+from dpr.core.records import MAX_ID_BYTES, Origin, Passage, composed, text_sha256
 from dpr.data.words import split_words
 from dpr.formats.documents import Block, Document, Section, name_as_words
 from dpr.indexer.bm25 import lexical_tokens
@@ -260,7 +260,7 @@ def one_for_each_passage(questions: Iterable[QuestionPair]) -> list[QuestionPair
 
 def words_of(text: str) -> str:
     """A text reduced to its words, by which repetitions are found."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
+    return " ".join(re.findall(r"\w+", composed(text).casefold()))
 
 
 def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[QuestionPair]:

@@ -12,7 +12,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import as_text, user_path
-from dpr.core.records import Passage, Question, text_sha256
+from dpr.core.records import Passage, Question, composed, text_sha256
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_questions, write_qrels, write_questions
 from dpr.formats.text_input import matching_paths, read_yaml
@@ -177,11 +177,11 @@ def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfi
         for number in range(len(samples)):
             sample = samples[number]
             asked = questions.setdefault(
-                sample.question, Question(sample.question, f"q{number}", sample.answers)
+                composed(sample.question), Question(sample.question, f"q{number}", sample.answers)
             )
             listed = [*sample.positives, *sample.hard_negatives, *sample.other_negatives]
             for place, passage in enumerate(listed):
-                key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
+                key = text_sha256(json.dumps([composed(passage.title), composed(passage.text)]))[:24]
                 passages.setdefault(key, Passage(passage.text, passage.title, key))
                 if place < len(sample.positives):
                     qrels.setdefault(asked.id, {})[key] = 1

@@ -3,6 +3,8 @@ epoch, data set, row)."""
 
 from __future__ import annotations
 
+from unicodedata import normalize
+
 import pytest
 import torch
 
@@ -93,6 +95,14 @@ def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None
     for other in (Passage("X  y", id="8"), Passage("x y"), Passage("x\ny", id="7")):
         assert same(Passage("x y", id="7"), other)
         assert same(Passage("x y", id="7"), other, "b"), "equal texts of two data sets are one passage"
+    for form in ("NFC", "NFD"):
+        assert same(Passage(normalize(form, "\xc9T\xc9"), id="7"), Passage("\xe9t\xe9", id="8")), form
+
+
+def test_identities_of_texts_in_the_usual_form_stay_as_they_are() -> None:
+    """Token stores hold them, and resumed runs compare them."""
+    passage = Passage("L'\xe9t\xe9 de 10\xb2 \ufb01ns", "T")
+    assert judgement_identity(passage, "a") == (-6037678281842116263, -6037678281842116263)
 
 
 def test_other_negatives_stand_in_for_missing_hard_ones() -> None:

@@ -136,7 +136,7 @@ def test_stored_tokens_give_the_scores_of_the_text(
         same(theirs, ours.tolist())  # type: ignore[union-attr]
     parts = sorted(Path(stored._folder).glob("part-*"))
     assert [np.load(part / "scores.npy").size > 0 for part in parts] == [True, True, False]
-    assert read_manifest(stored._folder)["metadata"]["made_of"]["layout"] == 5
+    assert read_manifest(stored._folder)["metadata"]["made_of"]["layout"] == 6
 
 
 def test_the_fingerprint_of_a_user_s_data_changes_with_scores_and_not_without() -> None:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -257,6 +258,14 @@ def test_known_positives_join_rows_with_the_very_same_question(tmp_path: Path) -
         (c,),
         (c, a, b, d),
     ]
+
+
+def test_a_question_in_another_normal_form_is_the_same(tmp_path: Path) -> None:
+    forms = [normalize(form, "o\xf9 est l'\xe9t\xe9") for form in ("NFC", "NFD")]
+    samples = [TrainingSample(question, (Passage(question),)) for question in forms]
+    write_training_set(tmp_path / "t.json", samples)
+    data = opened(tmp_path / "t.json")
+    assert [len(data.known_positives(row)) for row in range(2)] == [2, 2]
 
 
 def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.compute_settings import ForwardSettings
 from dpr.core.errors import InputError
-from dpr.core.records import Passage
-from dpr.data.text import plain
+from dpr.core.records import Passage, plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages

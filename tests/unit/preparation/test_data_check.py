@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
@@ -84,6 +86,16 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
         [f"{path}:6"],
     )
     assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
+
+
+def test_a_text_in_another_normal_form_is_the_same(tmp_path: Path) -> None:
+    rows = [
+        TrainingSample(normalize(form, "o\xf9 est l'\xe9t\xe9"), (Passage(normalize(form, "l\xe0")),))
+        for form in ("NFC", "NFD")
+    ]
+    rows[1] = replace(rows[1], hard_negatives=rows[0].positives)
+    check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions())
+    assert check.findings[data_check.REPEATED].count == check.findings[data_check.CONTRADICTED].count == 1
 
 
 def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
@@ -17,8 +18,8 @@ from dpr.formats.corpora import read_passages
 from dpr.formats.documents import Block, Section
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.training_sets import open_training_set
-from dpr.preparation.folder_data import FolderSettings, prepare_folder
-from dpr.preparation.passages import cut_section, made_questions, without_questions, words_of
+from dpr.preparation.folder_data import FolderSettings, GivenRow, find_answers, prepare_folder
+from dpr.preparation.passages import Piece, cut_section, made_questions, without_questions, words_of
 from tests.helpers.tiny import sentence
 
 
@@ -159,6 +160,14 @@ def test_given_questions_find_their_files_and_answers_and_alone_are_held_out(
         assert asked[row.split("\t")[0]] == passage.id
     corpus = (tmp_path / "data" / "corpus.jsonl").read_text()
     assert corpus == (tmp_path / "data" / "evaluation_corpus.jsonl").read_text()
+
+
+def test_an_answer_names_a_file_whose_name_a_mac_has_written(tmp_path: Path) -> None:
+    name = "\xc9t\xe9.md"
+    passage = Piece("1", normalize("NFD", name), 1, ((0, ""),), "", "", "in june", 0)
+    rows = [GivenRow("when is summer?", name, 1)]
+    (pair,), added = find_answers(rows, [passage], name="faq.tsv", words=50, overlap=5)
+    assert (pair.pieces, added) == ((passage,), [])
 
 
 def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
