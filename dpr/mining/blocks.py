@@ -91,6 +91,11 @@ class BlockJob(ABC):
     def chosen(self) -> dict[str, Any]:
         """What else decides the output."""
 
+    def prepare(self) -> None:
+        """Writes what the search needs."""
+        for search in self.searches:
+            search.prepare(self.corpus)
+
     @abstractmethod
     def do_block(self, rows: range) -> tuple[list[Record], Record]:
         """The records of a block of questions, and its audit for ``combined``."""
@@ -126,8 +131,8 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
         size = min((search.block_rows for search in job.searches[:1]), default=500)
         blocks = [range(start, min(start + size, len(job.train))) for start in range(0, len(job.train), size)]
         missing = [rows for rows in blocks if not steps.is_done(rows.start)]
-        for search in job.searches if missing else ():
-            search.prepare(job.corpus)
+        if missing:
+            job.prepare()
         done = len(job.train) - sum(map(len, missing))
         progress = Progress(job.name, len(job.train), unit="questions", done=done)
         for rows in _written(job, steps, missing, processes):

@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dpr.core.logs import get_logger
+from dpr.core.errors import InputError
+from dpr.core.logs import counted, get_logger
 from dpr.core.records import Passage, TrainingSample, plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
@@ -188,6 +189,7 @@ def mine(
 
     Raises:
         ConfigError: settings out of range.
+        InputError: the corpus holds none of the positives, and ``settings.allow_missing`` is false.
     """
     settings.check()
     job = Mining(
@@ -220,6 +222,23 @@ class Mining(BlockJob):
             "cross_encoder": self.scorer and self.scorer.fingerprint,
             "keep_within": self.keep_within,
         }
+
+    def prepare(self) -> None:
+        if self.corpus_file is not None:
+            rows = counted(range(len(self.train)), "looking for the positives", unit="questions")
+            is_held = [self.corpus.holds(passage) for row in rows for passage in self.train[row].positives]
+            found = f"holds {sum(is_held):,} of the {len(is_held):,} positives of the training data"
+            if not any(is_held) and not self.settings.allow_missing:
+                raise InputError(
+                    found,
+                    file=self.corpus_file,
+                    expected="the passages that the positives were taken from",
+                    hint="name their corpus, leave corpus out to mine from the passages of the training data, or"
+                    " set allow_missing=true",
+                )
+            say = logger.info if all(is_held) else logger.warning
+            say("%s %s", self.corpus_file, found)
+        super().prepare()
 
     def do_block(self, rows: range) -> tuple[list[Record], Record]:
         settings = self.settings

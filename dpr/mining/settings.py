@@ -31,6 +31,8 @@ class MiningSettings(Settings):
     |p|; 0 = any."""
     keep_existing: bool = False
     """Keep the hard negatives that the training data have, before the mined ones."""
+    allow_missing: bool = False
+    """Mine from a corpus that holds none of the positives."""
 
     def check_together(self, prefix: str) -> None:
         if self.to_rank < self.from_rank:
@@ -107,6 +109,8 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
         yield from super().unused()
         if not self.model_file:
             yield "vectors"
+        if not self.corpus:
+            yield "allow_missing"
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)

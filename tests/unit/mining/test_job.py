@@ -162,6 +162,28 @@ def test_other_settings_do_not_take_over_unfinished_work(
     assert max(len(record["hard_negative_ctxs"]) for record in records(out)) == 2
 
 
+@pytest.mark.parametrize("held", [30, 1, 0])
+def test_a_corpus_without_the_positives_is_refused_and_missing_ones_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: int
+) -> None:
+    rows = [
+        TrainingSample(f"ba {number}", (Passage(f"right {number}", id=f"d{number}"),)) for number in range(30)
+    ]
+    of_rows = [replace(sample.positives[0], id=f"x{n}") for n, sample in enumerate(rows[:held])]
+    write_passages(tmp_path / "corpus.tsv", [*corpus(), *of_rows])
+    arguments = [
+        "mine",
+        str(tmp_path / "train.jsonl"),
+        f"corpus={tmp_path / 'corpus.tsv'}",
+        f"out={tmp_path / 'o'}",
+    ]
+    train_set(tmp_path, rows)
+    assert main(arguments) == (3 if held == 0 else 0)
+    assert f"holds {held} of the 30 positives" in capsys.readouterr().err
+    if not held:
+        assert main([*arguments, "allow_missing=true"]) == 0
+
+
 def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
     data = train_set(tmp_path)
     mine(data, tmp_path / "one.jsonl", MiningSettings())
