@@ -177,6 +177,11 @@ def text_hash(text: str) -> int:
     )
 
 
+def passage_hash(passage: Passage) -> int:
+    """Returns 64 bits that are equal where title and text are the same (``plain``), whatever the ids."""
+    return text_hash(plain(f"{passage.title}\n{passage.text}"))
+
+
 def text_sha256(text: str) -> str:
     """SHA-256 of a text in UTF-8, as 64 hexadecimal digits."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

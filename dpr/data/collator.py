@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, plain, text_hash
+from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, passage_hash, text_hash
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.settings import Augmentation, DataSetSettings
@@ -32,7 +32,7 @@ def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> I
     """
     if isinstance(passage, StoredPassage | CutPassage | KnownDocument):
         return passage.identity
-    of_text = (text_hash(plain(f"{passage.title}\n{passage.text}")) >> 1) - (1 << 63)
+    of_text = (passage_hash(passage) >> 1) - (1 << 63)
     if passage.id is None:
         return of_text, of_text
     return text_hash("\0".join(("id", namespace, passage.id))) - (1 << 63), of_text

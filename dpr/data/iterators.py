@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,12 +53,10 @@ class Sampling(SamplingSettings):
         shares = self._shares(num_rows)
         for share, pools, rows, name in zip(shares, num_pools, num_rows, names, strict=True):
             if share > 0 and pools == 0:
-                hint = "lower train.batch_size or the number of processes"
-                if len(names) > 1:
-                    hint += ", or set train.sampling.mixed=true"
                 raise ConfigError(
-                    f"{name}: {rows:,} rows do not fill a single pool, which is a batch of every process;"
-                    f" {hint}"
+                    f"{name}: {rows:,} rows do not fill a single pool, which is a batch of every process; lower"
+                    " train.batch_size or the number of processes, or join it with larger sets by"
+                    " train.sampling.mixed=true"
                 )
         if self.weights is None and self.temperature is None:
             rates = self.rates or [1.0] * len(num_pools)
@@ -132,45 +130,13 @@ class PoolRows(NamedTuple):
     laps: np.ndarray
 
 
-class DataIterator(Protocol):
-    """A data set cut into pools; a lap over it has ``num_pools``."""
-
-    num_rows: int
-    num_pools: int
-
-    def rows(self, pool: int) -> np.ndarray:
-        """This rank's row numbers of a pool. From ``num_pools`` on it is the next lap, in another order."""
-        ...
-
-
-class PoolIterator(Protocol):
-    """All train sets together, cut into pools."""
-
-    pools_per_epoch: int
-    counts: tuple[int, ...]
-    """What each set contributes to an epoch: pools, or rows where pools are mixed."""
-
-    def pool(self, epoch: int, index: int) -> PoolRows:
-        """This rank's part of pool ``index`` of an epoch."""
-        ...
-
-    def identity(self) -> list[Any]:
-        """``counts`` as a run's identity stores them."""
-        ...
-
-    def laps(self) -> list[float]:
-        """Laps over each set in an epoch."""
-        ...
-
-
 def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
     """A rank's rows of every pool."""
     if global_batch_size % world_size:
-        message = (
+        raise ConfigError(
             f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size}"
-            " processes"
+            " processes; start another number of processes or change train.global_batch_size"
         )
-        raise ConfigError(f"{message}; start another number of processes or change train.global_batch_size")
     return rank_slice(global_batch_size, rank, world_size)
 
 
@@ -179,7 +145,7 @@ class ShardedDataIterator:
 
     The pools are the same for any number of ranks that divides ``global_batch_size``. If the data set does
     not divide into pools, other rows are left over in each lap. With ``features`` of the rows, pools have
-    rows that are alike. Replaces DPR's class of the same name, where shards wrapped around.
+    rows that are alike. A lap has ``num_pools``. Replaces DPR's class of the same name, where shards wrapped around.
     """
 
     def __init__(
@@ -200,6 +166,7 @@ class ShardedDataIterator:
         self._order = LapOrder(num_rows, seed, dataset, features=features, pool_size=global_batch_size)
 
     def rows(self, pool: int) -> np.ndarray:
+        """This rank's row numbers of a pool. From ``num_pools`` on it is the next lap, in another order."""
         lap, pool = divmod(pool, self.num_pools)
         start = pool * self.global_batch_size
         return self._order(lap)[start : start + self.global_batch_size][self._slice]
@@ -215,7 +182,7 @@ class MultiSetDataIterator:
 
     def __init__(
         self,
-        iterators: Sequence[DataIterator],
+        iterators: Sequence[ShardedDataIterator],
         *,
         seed: int,
         sampling: Sampling | None = None,
@@ -227,9 +194,11 @@ class MultiSetDataIterator:
         num_rows = [item.num_rows for item in iterators]
         self._num_pools = [item.num_pools for item in iterators]
         self.counts = (sampling or Sampling()).pools_of_sets(num_rows, self._num_pools, names)
+        """Pools that each set contributes to an epoch; of the other iterator, rows."""
         self.pools_per_epoch = sum(self.counts)
 
     def pool(self, epoch: int, index: int) -> PoolRows:
+        """This rank's part of pool ``index`` of an epoch."""
         schedule = pool_schedule(self.counts, self._seed, epoch)
         dataset = int(schedule[index])
         number = int(np.count_nonzero(schedule[:index] == dataset)) if len(self._iterators) > 1 else index
@@ -240,6 +209,7 @@ class MultiSetDataIterator:
         )
 
     def identity(self) -> list[Any]:
+        """``counts`` as a run's identity stores them."""
         # Unless an epoch is exactly one lap over a set, the size of the lap is part of the order too.
         return [
             count if count == pools else [count, pools]
@@ -247,6 +217,7 @@ class MultiSetDataIterator:
         ]
 
     def laps(self) -> list[float]:
+        """Laps over each set in an epoch."""
         return [
             count / pools if pools else 0.0 for count, pools in zip(self.counts, self._num_pools, strict=True)
         ]
@@ -275,12 +246,10 @@ class MixedDataIterator:
     ) -> None:
         names = names or [f"data set {number}" for number in range(len(num_rows))]
         self._slice = _share(global_batch_size, rank, world_size)
-        self._pool_size, self._seed, self._num_rows, self._features = (
-            global_batch_size,
-            seed,
-            list(num_rows),
-            features,
-        )
+        self._pool_size = global_batch_size
+        self._seed = seed
+        self._num_rows = list(num_rows)
+        self._features = features
         self.counts = (sampling or Sampling()).rows_of_sets(num_rows, global_batch_size, names)
         self.pools_per_epoch = sum(self.counts) // global_batch_size
         pairs = zip(self.counts, num_rows, strict=True)
@@ -326,3 +295,7 @@ class MixedDataIterator:
             for lap in range(int(laps[0]), int(laps[-1]) + 1)
         ]
         return np.concatenate(rows), laps.astype(np.int32)
+
+
+PoolIterator = MultiSetDataIterator | MixedDataIterator
+"""All train sets together, cut into pools."""

@@ -25,7 +25,6 @@ from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
 from dpr.data.iterators import (
-    DataIterator,
     MixedDataIterator,
     MultiSetDataIterator,
     PoolIterator,
@@ -119,7 +118,7 @@ def cut_into_pools(
         one_encoder_type(zip(names, options, strict=True))
         iterator = MixedDataIterator(num_rows, **share, sampling=sampling, names=names, features=features)
     else:
-        parts: list[DataIterator] = [
+        parts = [
             ShardedDataIterator(
                 rows, dataset=number, **share, features=features[number] if features else None
             )

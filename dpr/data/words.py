@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,14 @@ def joined(text: str, spans: Sequence[tuple[int, int]]) -> str:
 NEAR_DUPLICATE = 0.8
 """Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
 _WORD = re.compile(r"\w+")
+_ASKS = re.compile(
+    r"^\W*(who|whom|whose|what|which|when|where|why|how|is|are|was|were|do|does|did|can|could|should|would|has|have"
+    r"|wer|wie|wo|wann|warum|welche[mnrs]?|qui|que|quand|quel(le)?s?|o\u00f9|comment|pourquoi|qu\u00e9|qui\u00e9n"
+    r"|c\u00f3mo|cu\u00e1ndo|d\u00f3nde|cu\u00e1l|hoe|wat|waar|come|quando|dove|perch\u00e9|chi)\b"
+    r"|[?\uff1f\u061f]\s*$",
+    re.IGNORECASE,
+)
+"""Of a text that begins with a question word or ends with a question mark."""
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -96,6 +105,20 @@ def jaccard(first: frozenset[Any], second: frozenset[Any]) -> float:
     """Common members as a share of all; 0 for two empty sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common) if common else 0.0
+
+
+def look_swapped(questions: Sequence[str], passages: Sequence[str]) -> str:
+    """Says so where the columns of questions and passages look swapped; else empty.
+
+    They do where questions are the longer ones and passages ask more often, or where questions are eight times as
+    long and mostly do not ask.
+    """
+    sides = (questions, passages)
+    long, short = (median(len(written_spans(text)) for text in side) for side in sides)
+    asked, asking = (mean(bool(_ASKS.search(text)) for text in side) for side in sides)
+    if (long > short and asking > asked + 0.3) or (long > 8 * short and asked < 0.5):
+        return f"questions and passages look swapped ({long:g} and {short:g} words in the median)"
+    return ""
 
 
 def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:

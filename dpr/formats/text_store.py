@@ -101,9 +101,6 @@ class TextStore(MappedBatches):
         batch, index = self.find(self._required(key, "question"))
         return batch.column("text")[index].as_py(), tuple(batch.column("answers")[index].as_py())
 
-    def __contains__(self, key: str) -> bool:
-        return self._row(key) is not None
-
     def _required(self, key: str, what: str) -> int:
         row = self._row(key)
         if row is None:

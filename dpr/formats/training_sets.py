@@ -263,8 +263,7 @@ def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
     pairs = []
     for row in rows_of_repeated(hashed):
         batch, index = stored.find(row)
-        question = composed(batch.column("question")[index].as_py())
-        pairs.append((row, first.setdefault(question, row)))
+        pairs.append((row, first.setdefault(composed(batch.column("question")[index].as_py()), row)))
     repeated = {leader for row, leader in pairs if row != leader}
     duplicates = [pair for pair in pairs if pair[1] in repeated]
     np.save(folder / _DUPLICATES, np.array(duplicates, dtype=np.int64).reshape(-1, 2))

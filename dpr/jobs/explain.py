@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from dpr.core.batch import TokenBatch
 from dpr.core.distributed import Ranks
@@ -16,7 +15,7 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
 from dpr.losses.candidates import find_candidates
-from dpr.training.identity import stored_pool_size
+from dpr.training.identity import stored_value
 from dpr.training.plan import make_plan
 from dpr.training.settings import ExplainConfig
 
@@ -40,8 +39,8 @@ def explain(config: ExplainConfig) -> Iterator[str]:
         resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors
     )
     sets = [(source, options.agreed(source.name, tensorizer.text)) for source, options in opened]
-    stored = stored_pool_size(None if config.output_dir is None else Path(config.output_dir), config)
-    pool_size = config.train.global_batch_size or stored or config.train.batch_size
+    stored = stored_value(config.output_dir, config, "train.global_batch_size")
+    pool_size = config.train.global_batch_size or int(stored) or config.train.batch_size
     plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
     per_epoch = plan.steps_per_epoch
     total = plan.total_steps

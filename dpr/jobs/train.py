@@ -35,6 +35,7 @@ from dpr.training.assembly import (
     as_tokens,
     check_metric_names,
     make_loss,
+    settle_temperature,
     user_data,
 )
 from dpr.training.callbacks import Callback
@@ -84,6 +85,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             loss = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=names)
         dev_sets = open_sets(dev_sources, config)
         if not train_sources:
+            settle_temperature(model, config)
             return evaluate(config, model, as_tokens(dev_sets, config, model), named)
         train_sets = open_sets(train_sources, config, config.loss_scale_factors)
         trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
@@ -131,11 +133,13 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         stated = config.loss.temperature
         stored = model.stored_temperature
         if stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
-            message = (
+            logger.warning(
                 "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the"
-                " model"
+                " model",
+                stated,
+                config.model_file,
+                stored,
             )
-            logger.warning(message, stated, config.model_file, stored)
         return model
     _check_kind(encoder)
     return BiEncoder.from_pretrained(

@@ -19,6 +19,7 @@ from dpr.losses.protocol import Loss, LossResult, Pool
 
 # A block of this size stays in the cache of a CPU.
 CPU_MAX_SCORES = 1 << 18
+MAX_SCORES = 1 << 22
 
 
 class BiEncoderNllLoss(Loss):
@@ -29,7 +30,7 @@ class BiEncoderNllLoss(Loss):
     pool on every rank and obtained 1 / W of the gradient.
     """
 
-    def __init__(self, *, candidates: str = "distinct", max_scores: int = 1 << 22) -> None:
+    def __init__(self, *, candidates: str = "distinct", max_scores: int = MAX_SCORES) -> None:
         if candidates not in CANDIDATE_RULES:
             raise ValueError(f"candidates={candidates!r} is not known, expected 'distinct' or 'dpr'")
         self.candidates = candidates

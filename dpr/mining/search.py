@@ -16,7 +16,6 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage, plain, text_hash
-from dpr.data.words import jaccard, words_of
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -41,7 +40,6 @@ DENSE_BLOCK_ROWS = 4096
 _AT_ONCE = 8192
 _BY_TEXT = "rows_by_text"
 _MADE = "text:"
-_MOSTLY = 0.5
 
 
 class MiningCorpus:
@@ -77,16 +75,6 @@ class MiningCorpus:
     def row_of(self, passage: Passage) -> int | None:
         """The row of the (first) passage with this text."""
         return next(self._by_text.rows(text_hash(plain(passage.text))), None)
-
-    def holds(self, passage: Passage) -> bool:
-        """True if the corpus has a passage with this text, or one with this id and most of its words; ids alone are
-        equal where two corpora are both numbered."""
-        if self.row_of(passage) is not None:
-            return True
-        key = passage.id
-        if key is None or key not in self.texts:
-            return False
-        return jaccard(words_of(self.texts.passage(key).text), words_of(passage.text)) >= _MOSTLY
 
     def named(self, passage: Passage) -> Passage:
         """A passage of the training data with its id in the corpus.

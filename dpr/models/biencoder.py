@@ -98,7 +98,7 @@ class BiEncoder(nn.Module):
         self.tensorizer = tensorizer
         self.settings = settings
         options = options or TowerOptions()
-        temperature = 1.0 if options.temperature is None else options.temperature
+        temperature = options.temperature or (0.05 if settings.normalize else 1.0)
         self.has_temperature = options.temperature is not None
         """Its temperature was stated or trained with; else it is not stored."""
         self.options = replace(options, temperature=temperature)
@@ -200,7 +200,7 @@ class BiEncoder(nn.Module):
         """Losses and validations divide scores by it."""
         if self.log_temperature is not None:
             return Temperature(local_shard(self.log_temperature).exp())
-        return Temperature() if self.options.temperature is None else Temperature(self.options.temperature)
+        return Temperature(self.options.temperature or 1.0)
 
     @property
     def similarity_fn_name(self) -> str:

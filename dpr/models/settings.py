@@ -185,8 +185,8 @@ class TemperatureSettings(Settings):
     """What scores are divided by before the softmax; it belongs to the model."""
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
-    """Scores are divided by it. 1 for dot products, as in DPR; about 0.05 for normalised vectors. Absent =
-    that of model_file, else 1."""
+    """Scores are divided by it. Absent = that of model_file, else 0.05 where vectors are normalised and 1 for
+    other dot products, as in DPR."""
     learn_temperature: bool = setting(False, on_resume=IDENTITY)
     """Start from ``temperature`` and learn its logarithm."""
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage, TrainingSample, plain, text_hash
+from dpr.core.records import Passage, TrainingSample, passage_hash, plain, text_hash
 from dpr.data.tensorizer import SHARE_SAID, Tensorizer
-from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
+from dpr.data.words import NEAR_DUPLICATE, jaccard, look_swapped, words_of
 from dpr.evaluation.answer_match import is_empty
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
@@ -63,7 +63,9 @@ class Reservoir:
     """A sample of fixed size of a stream, every item with the same chance; the same for the same stream."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
-        self.size, self.seen, self.items = size, 0, list[Any]()
+        self.size = size
+        self.seen = 0
+        self.items = list[Any]()
         self._random = random.Random(seed)
 
     def add(self, item: object) -> None:
@@ -86,7 +88,9 @@ class DataCheck:
         self.examples = Reservoir(5, seed=9)
         self.questions = array("Q")
         self._contents = set[int]()
-        self._known, self._negatives, self._places = array("q"), array("q"), array("Q")
+        self._known = array("q")
+        self._negatives = array("q")
+        self._places = array("Q")
         self._files: list[Path] = []
         self._comparisons = 0
 
@@ -114,7 +118,7 @@ class DataCheck:
             self.findings[EMPTY_ANSWER].add(where)
 
         question = text_hash(plain(sample.question))
-        positives = [_passage_hash(passage) for passage in sample.positives]
+        positives = [passage_hash(passage) for passage in sample.positives]
         self.questions.append(question)
         content = hash((question, *sorted(positives)))
         if content in self._contents:
@@ -125,7 +129,7 @@ class DataCheck:
         place = (len(self._files) - 1 << _LINE_BITS) | row.line
         self._known.extend(hash((question, positive)) for positive in positives)
         for passage in sample.hard_negatives + sample.other_negatives:
-            self._negatives.append(hash((question, _passage_hash(passage))))
+            self._negatives.append(hash((question, passage_hash(passage))))
             self._places.append(place)
 
         # Only so many are compared, so that a file with a hundred negatives a row takes no longer than its
@@ -167,11 +171,6 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
 def _is_in(hashes: array[int], known: array[int]) -> np.ndarray:
     """Of each hash (n,), whether it is among the known ones: (n,) bool."""
     return np.isin(np.array(hashes), np.unique(np.array(known)))
-
-
-def _passage_hash(passage: Passage) -> int:
-    """Returns 64 bits of what tells the title and text (``plain``), even where there is an id."""
-    return text_hash(plain(f"{passage.title}\n{passage.text}"))
 
 
 def open_tokenizer(name_or_folder: str, *, sequence_length: int | None) -> Tensorizer:
@@ -237,6 +236,9 @@ def _lengths(
     heads = " ".join(f"{head:>6}" for head in _QUANTILES)
     lines = [f"  length in {'tokens' if tensorizer else 'words':<12} {heads}   cut off"]
     findings: dict[str, Finding] = {}
+    questions = texts["question"].items
+    if said := look_swapped(questions, [passage.text for passage in texts["positive"].items]):
+        findings[said] = Finding(len(questions))
     for role, sample in texts.items():
         if not sample.items:
             continue

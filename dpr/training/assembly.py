@@ -22,11 +22,13 @@ from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
 from dpr.data.training_data import OpenedSets, TrainingData, opened_sets, spread_rows
+from dpr.data.words import look_swapped
 from dpr.formats.training_sets import TrainingSet
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.defaults import default_callbacks
+from dpr.training.identity import stored_value
 from dpr.training.run import Callback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.trainer import Trainer
@@ -148,21 +150,8 @@ class BiEncoderTrainer(Trainer):
             _require("one of callbacks", each, Callback, "an object of a subclass of dpr.Callback")
         for each in validations:
             _require("one of validations", each, Validation, "an object of a subclass of dpr.Validation")
-        temperature = settings.loss.temperature
-        if settings.loss.learn_temperature and model.log_temperature is None:
-            raise ConfigError(
-                "learn_temperature=True, but the model's is fixed; make the model with"
-                " options=dpr.TowerOptions(learn_temperature=True)"
-            )
-        if temperature is not None and temperature != model.options.temperature:
-            if model.log_temperature is not None:
-                raise ConfigError(
-                    f"temperature={temperature}, but the model learns its own from {model.options.temperature};"
-                    f" make the model with options=dpr.TowerOptions(temperature={temperature},"
-                    " learn_temperature=True)"
-                )
-            model.options = replace(model.options, temperature=temperature)
         folder = user_path(str(output_dir))
+        settle_temperature(model, settings, folder)
 
         opened = opened_for_run(train_sets, "train", settings, model)
         if loss is None:
@@ -175,6 +164,17 @@ class BiEncoderTrainer(Trainer):
             validations = [*named.validations, *validations]
             callbacks = default_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
+        # Those of user-defined sets, and of pairs cut from a corpus, are not known before they are read.
+        asked, known = (
+            [
+                key
+                for source, _ in sets
+                for key in getattr(getattr(source, "text", source), "question_hashes", ())
+            ]
+            for sets in (opened_dev, opened)
+        )
+        if shared := int(np.isin(asked, known).sum()):
+            logger.warning("%d of the %d dev questions are training questions", shared, len(asked))
         check_metric_names(validations, settings, [source.name for source, _ in opened_dev])
         if opened_dev:
             of_dev_sets = dev_validations(opened_dev, settings, candidates=loss.candidates)
@@ -190,6 +190,34 @@ class BiEncoderTrainer(Trainer):
             callbacks=callbacks,
             config=config,
         )
+
+
+def settle_temperature(model: BiEncoder, settings: TrainingSettings, folder: Path | None = None) -> None:
+    """Gives the model the temperature that is set; where neither settings nor model state one, that of the run in
+    ``folder``, or 1 with compat=dpr, or else the model's default stays.
+
+    Raises:
+        ConfigError: the model learns its temperature and the settings state another, or the other way round.
+    """
+    temperature = settings.loss.temperature
+    own = model.options.temperature
+    if settings.loss.learn_temperature and model.log_temperature is None:
+        raise ConfigError(
+            "learn_temperature=True, but the model's is fixed; make the model with"
+            " options=dpr.TowerOptions(learn_temperature=True)"
+        )
+    if temperature is None:
+        if model.has_temperature:
+            return
+        temperature = stored_value(folder, settings, "loss.temperature") or (1.0 if settings.as_dpr else own)
+        if model.settings.normalize:
+            logger.info("vectors are normalised and loss.temperature is not set: it is %g", temperature)
+    elif temperature != own and model.log_temperature is not None:
+        raise ConfigError(
+            f"temperature={temperature}, but the model learns its own from {own}; make the model with"
+            f" options=dpr.TowerOptions(temperature={temperature}, learn_temperature=True)"
+        )
+    model.options = replace(model.options, temperature=temperature)
 
 
 def _require(name: str, given: Any, kind: Any, wanted: str) -> None:
@@ -302,9 +330,12 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) ->
     """
     sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
     for source, options in sets:
-        samples = [source[row] for row in spread_rows(len(source), _LOOKED_AT)]
+        samples: list[Any] = [source[row] for row in spread_rows(len(source), _LOOKED_AT)]
         texts = [sample.question for sample in samples]
         passages = [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
+        positives = [sample.positives[0].text for sample in samples if isinstance(source, TrainingSet)]
+        if positives and (said := look_swapped(texts, positives)):
+            logger.warning("%s: %s", source.name, said)
         tokens = model.tensorizer.question_tokens(texts, **options.of_questions)
         tokens += model.tensorizer.passage_tokens(passages)
         flat = np.array([token for sequence in tokens for token in sequence], dtype=np.int64)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.distributed import Ranks, current_ranks, from_main
+from dpr.core.distributed import Ranks, copy_from_main, current_ranks
 from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, MODEL, UPDATES, WARNED, flat_values, unused_keys
@@ -235,17 +235,18 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         logger.warning("resuming with %s changed from %s to %s%s", key, was, now, consequence)
 
 
-def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
-    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0
-    where there is none.
+def stored_value(output_dir: str | Path | None, settings: TrainingSettings, key: str) -> float:
+    """A fixed setting of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there
+    is none.
 
     Nothing is locked or checked here; the size is compared again when the run is resumed.
     """
-    size = 0
+    value = torch.zeros((), dtype=torch.float64)
     if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":
         # damaged: reported when the run is resumed
         with suppress(DprError, KeyError, TypeError, ValueError):
-            for folder in checkpoints.checkpoint_folders(output_dir, CHECKPOINT_NAME)[:1]:
+            for folder in checkpoints.checkpoint_folders(Path(output_dir), CHECKPOINT_NAME)[:1]:
                 state = read_json(folder / checkpoints.STATE_FILE)
-                size = int(state["identity"]["fixed"]["train.global_batch_size"])
-    return from_main(size)
+                value.fill_(float(state["identity"]["fixed"][key]))
+    copy_from_main([value])
+    return float(value)

@@ -59,12 +59,20 @@ def make_plan(
     sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks
 ) -> Plan:
     """The train sets cut into pools of ``pool_size`` questions, as this rank sees them, and the steps that
-    they make.
+    they make. Where no set fills a pool, a pool is as large as the smallest, but for what does not divide among
+    the ranks.
 
     Raises:
-        ConfigError: an epoch has fewer pools than an update takes.
+        ConfigError: an epoch has fewer pools than an update takes, or a set fewer rows than there are ranks.
     """
     train = settings.train
+    rows = [len(source) for source, _ in sets]
+    whole = [sum(rows)] if train.sampling.mixed else rows
+    fitting = min(whole) // ranks.world_size * ranks.world_size
+    # With rates, rows may fill a pool by being there several times.
+    if fitting and max(whole) < pool_size and settings.train_sampling_rates is None:
+        logger.info("all training rows make a batch of %d questions, fewer than %d", fitting, pool_size)
+        pool_size = fitting
     seed = settings.seed
     collator = Collator(
         tensorizer,

@@ -36,7 +36,7 @@ from dpr.storage.durable import write_json
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun
 from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
 from dpr.training.grad_cache import CachedStep
-from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_pool_size
+from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_value
 from dpr.training.metrics import Metrics, StepResult, TrainingMetrics
 from dpr.training.optimizer import learning_rate_factor, make_optimizer, set_learning_rate
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
@@ -53,6 +53,9 @@ from dpr.training.validations.protocol import (
 )
 
 logger = get_logger(__name__)
+
+LARGE_LOSS = 1e6
+"""float32 resolves a larger loss to a tenth at best, which is more than a step gains."""
 
 
 class Trainer(Run):
@@ -75,6 +78,7 @@ class Trainer(Run):
     is_stopping = False
     _is_open = False
     _warned_of_best = False
+    _warned_of_loss = False
 
     def __init__(
         self,
@@ -106,7 +110,7 @@ class Trainer(Run):
         sources = [source for source, _ in train_sets]
         require_teacher_scores(sources, settings)
         # The size of the pools is that of the run found in the folder, if any, unless it is set.
-        stored_size = stored_pool_size(output_dir, settings)
+        stored_size = int(stored_value(output_dir, settings, "train.global_batch_size"))
         pool_size = train.global_batch_size or stored_size or train.batch_size * self.ranks.world_size
         self.plan = make_plan(train_sets, model.tensorizer, settings, pool_size=pool_size, ranks=self.ranks)
         self.steps_per_epoch = self.plan.steps_per_epoch
@@ -311,6 +315,15 @@ class Trainer(Run):
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
         metrics = self.metrics.take(peak=peak)
+        loss = metrics.get("train/loss", 0.0)
+        if abs(loss) > LARGE_LOSS and not self._warned_of_loss:
+            self._warned_of_loss = True
+            logger.warning(
+                "step %d: the loss is %.1e; a user-defined loss must not add up masked scores"
+                " (docs/extending.md), any other has diverged: lower train.learning_rate",
+                self.progress.step,
+                loss,
+            )
         if not self.loss.reads_passages:
             metrics = {name: value for name, value in metrics.items() if not name.endswith("/in_batch_acc")}
         metrics |= {"optim/lr": self.learning_rate, "optim/grad_norm": float(self.grad_norm)}

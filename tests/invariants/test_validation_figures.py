@@ -66,7 +66,7 @@ def test_metrics_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> Non
 def test_nll_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     metrics = figures(folder, candidates)
-    model, total = tiny_model(folder).eval(), 0.0
+    model, total, competing = tiny_model(folder).eval(), 0.0, 0
     source = ListSource(make_samples(13, seed=13))
     for start in range(0, 13, 6):
         rows = range(start, min(start + 6, 13))
@@ -84,10 +84,13 @@ def test_nll_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
             texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
             contexts = embed(model.ctx_model.backbone, model.tensorizer.tokenizer, texts, 24)
         known = [source.known_positives(row) for row in rows]
+        competing += len(passages) * len(rows)
         total += float(
             pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct")
         ) * len(rows)
     assert metrics["eval/a/nll_loss"] == pytest.approx(total / 13, abs=1e-10)
+    found = metrics["eval/a/candidates"]
+    assert found == competing / 13 if candidates == "dpr" else found < competing / 13
 
 
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])

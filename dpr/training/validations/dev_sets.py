@@ -19,8 +19,7 @@ from dpr.data.order import rank_slice
 from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.losses.candidates import find_candidates, score_matrix
-from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.protocol import Pool
+from dpr.losses.nll import MAX_SCORES, nll_of_columns
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.plan import negatives_per_question
@@ -126,10 +125,11 @@ class DevSetValidation(Validation):
 
 
 class NllValidation(DevSetValidation):
-    """``eval/nll_loss`` and ``eval/in_batch_acc`` over pools like those of training, whatever its loss. Due
-    until ``val_av_rank_start_epoch``."""
+    """``eval/nll_loss`` and ``eval/in_batch_acc`` over pools like those of training, whatever its loss, with
+    ``eval/candidates``, on which both depend: the mean number that a question has in its pool. Due until
+    ``val_av_rank_start_epoch``."""
 
-    kinds = ("nll_loss", "in_batch_acc")
+    kinds = ("nll_loss", "in_batch_acc", "candidates")
 
     def is_due(self, epoch: int) -> bool:
         return not self.settings.uses_average_rank(epoch)
@@ -143,7 +143,7 @@ class NllValidation(DevSetValidation):
     ) -> tuple[Tensor, Tensor]:
         collator = self._collator(model)
         ranks = current_ranks()
-        sums = torch.zeros(3, dtype=torch.float64, device=model.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=model.device)
         values = [torch.zeros(0, 2, dtype=torch.float64)]
         num_questions = self._num_questions(source)
         starts = range(0, num_questions, self.pool_size)
@@ -153,29 +153,20 @@ class NllValidation(DevSetValidation):
             batch, questions, slots = self._encoded(model, collator, source, options, rows)
 
             # The pool of all ranks' slots; ranks may hold different numbers of them.
-            own = slice(mine.start * collator.width, mine.stop * collator.width)
-            ids = gather_uneven_rows(batch.context_ids)
             candidates = find_candidates(
                 self.candidates,
-                batch.positive_idx + own.start,
+                batch.positive_idx + mine.start * collator.width,
                 gather_uneven_rows(batch.context_valid),
-                ids,
+                gather_uneven_rows(batch.context_ids),
                 batch.known_positive_ids,
                 batch.known_positive_valid,
             ).to(slots.device)
-            pool = Pool(
-                contexts=gather_uneven_rows(slots),
-                candidates=candidates,
-                temperature=Temperature(float(model.temperature)),
-                questions=questions,
-                own_contexts=own,
-                own_questions=slice(0, len(questions)),
-                ids=ids,
-            )
-            result = BiEncoderNllLoss()(questions, pool)
-            sums += torch.stack(
-                [sums.new_tensor(len(rows)), result.loss.double(), result.num_correct.double()]
-            )
+            temperature = Temperature(float(model.temperature))
+            columns = gather_uneven_rows(slots)
+            result = nll_of_columns(questions, columns, candidates, temperature, max_scores=MAX_SCORES)
+            negatives = candidates.competing(slice(None), torch.nonzero(candidates.counts)[:, 0]).sum()
+            size = sums.new_tensor(len(rows))
+            sums += torch.stack([size, result.loss.double(), result.num_correct.double(), size + negatives])
             of_questions = torch.stack([result.losses.double(), result.correct.double()], dim=1)
             values.append(gather_uneven_rows(of_questions).cpu())
         return sum_over_ranks(sums), torch.cat(values)

@@ -11,7 +11,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.words import jaccard, words_of
+from dpr.data.words import jaccard, look_swapped, words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation import data_check
@@ -96,6 +96,19 @@ def test_a_text_in_another_normal_form_is_the_same(tmp_path: Path) -> None:
     rows[1] = replace(rows[1], hard_negatives=rows[0].positives)
     check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions())
     assert check.findings[data_check.REPEATED].count == check.findings[data_check.CONTRADICTED].count == 1
+
+
+def test_swapped_columns_are_said_here_and_in_training() -> None:
+    passages = [f"The {word} lies in the north, and nobody has ever seen it there." for word in WORDS]
+    questions = [f"where is the {word}" for word in WORDS]
+    assert "swapped (13 and 4 words" in look_swapped(passages, questions)
+    assert "swapped" in look_swapped(passages, [f"\u5317\u4eac{n}\uff1f" for n in range(9)])
+    assert "swapped" in look_swapped(
+        [f"{text} " * 3 for text in passages], [f"{word} north" for word in WORDS]
+    )
+    for fine in (questions, WORDS, passages):
+        assert not look_swapped(fine, passages)
+    assert not look_swapped([f"{text}?" * 9 for text in questions], WORDS), "short answers"
 
 
 def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.records import TrainingSample
-from dpr.data.settings import DataSetSettings
+from dpr.data.settings import DataSetSettings, SamplingSettings
 from dpr.training.plan import Plan, make_plan, require_teacher_scores
 from dpr.training.settings import LossSettings, TrainingSettings
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
@@ -41,10 +42,11 @@ def test_negatives_are_counted_as_they_are_there(
     )
 
 
-def plan_of(folder: Path, rows: int = 40, **settings: Any) -> Plan:
+def plan_of(folder: Path, *rows: int, ranks: Ranks | None = None, **settings: Any) -> Plan:
     tensorizer = tiny_model(folder / "encoder").tensorizer
-    sets = [(ListSource(make_samples(rows)), DataSetSettings())]
-    return make_plan(sets, tensorizer, TrainingSettings.of(None, **settings), pool_size=8, ranks=Ranks())
+    sets = [(ListSource(make_samples(count)), DataSetSettings()) for count in rows or (40,)]
+    made = TrainingSettings.of(None, **settings)
+    return make_plan(sets, tensorizer, made, pool_size=8, ranks=ranks or Ranks())
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,28 @@ def test_pools_of_an_update_are_those_that_the_order_has_from_it(tmp_path: Path)
     every = list(plan.order_from(0))
     assert [key for step in range(plan.last_step) for key in plan.pools_of(step)] == every
     assert list(plan.order_from(3)) == every[6:]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("sizes", "size"), [((5,), 5), ((1,), 1), ((8,), 8), ((3, 4), (3, 7)), ((40,), 8)])
+def test_fewer_rows_than_a_batch_are_the_batch(
+    tmp_path: Path, sizes: tuple[int, ...], size: Any, mixed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        plan = plan_of(tmp_path, *sizes, sampling=SamplingSettings(mixed=mixed))
+    size = size[mixed] if isinstance(size, tuple) else size
+    assert plan.pool_size == size == len(plan.dataset.iterator.pool(0, 0).rows)
+    assert caplog.text.count(f"all training rows make a batch of {size} questions") == (size < 8)
+
+
+def test_few_rows_are_shared_by_the_ranks_alike(tmp_path: Path) -> None:
+    plans = [plan_of(tmp_path, 6, ranks=Ranks(rank, 2)) for rank in range(2)]
+    alone = plan_of(tmp_path, 6).dataset.iterator.pool(4, 0).rows
+    assert np.array_equal(np.concatenate([plan.dataset.iterator.pool(4, 0).rows for plan in plans]), alone)
+    odd = plan_of(tmp_path, 7, ranks=Ranks(0, 2))
+    assert odd.pool_size == 6, "one row waits, another one in each epoch"
+    with pytest.raises(ConfigError, match=r"1 rows do not fill.*the number of processes"):
+        plan_of(tmp_path, 1, ranks=Ranks(0, 2))
 
 
 def test_an_update_that_takes_more_than_an_epoch_is_refused(tmp_path: Path) -> None:

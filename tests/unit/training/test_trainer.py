@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats import checkpoints
+from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -315,7 +319,8 @@ def test_a_period_of_0_is_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "options", "warned"),
     [
-        ({"normalize": True}, TowerOptions(), "loss.temperature=1"),
+        ({"normalize": True}, TowerOptions(temperature=1.0), "loss.temperature=1"),
+        ({"normalize": True}, TowerOptions(), ""),
         ({"normalize": True}, TowerOptions(temperature=0.2), ""),
     ],
 )
@@ -337,3 +342,64 @@ def test_few_negatives_are_warned_of(
 ) -> None:
     trainer(tmp_path, max_steps=1, batch_size=batch_size, hard_negatives=hard_negatives).train()
     assert ("which teach little" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("normalize", "settings", "expected"),
+    [(True, {}, 0.05), (False, {}, 1.0), (True, {"temperature": 0.3}, 0.3), (True, {"compat": "dpr"}, 1.0)],
+)
+def test_the_temperature_that_nobody_has_set(
+    tmp_path: Path,
+    normalize: bool,
+    settings: dict[str, Any],
+    expected: float,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = tiny_model(tmp_path / "encoder", normalize=normalize)
+    with caplog.at_level("INFO"):
+        make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / "run", **settings)
+    assert float(model.temperature) == expected
+    assert ("loss.temperature is not set: it is 0.05" in caplog.text) == (expected == 0.05)
+
+
+def test_a_resumed_run_keeps_the_temperature_that_nobody_sets_now(tmp_path: Path) -> None:
+    def made(**settings: Any) -> BiEncoderTrainer:
+        model = tiny_model(tmp_path / "encoder", normalize=True)
+        return make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / "run", **settings)
+
+    made(temperature=1.0, max_steps=1).train()
+    again = made(max_steps=2)
+    again.train()
+    assert (again.progress.step, float(again.model.temperature)) == (2, 1.0)
+
+
+class Summed(Loss):
+    """Takes masked scores for scores."""
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        scores = pool.candidates.mask_(score_matrix(questions, pool.contexts))
+        return LossResult(-scores.mean(1), scores[:, 0] > 0)
+
+
+@pytest.mark.parametrize("loss", [Summed(), None])
+def test_a_loss_that_adds_up_masked_scores_is_said_once(
+    tmp_path: Path, loss: Loss | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model(tmp_path / "encoder")
+    samples = [TrainingSample("ba", (Passage(word),)) for word in ("be", "bi", "bo", "bu") * 4]
+    make_trainer(
+        model, [ListSource(samples)], [], tmp_path / "run", loss=loss, max_steps=3, log_batch_step=1
+    ).train()
+    assert caplog.text.count("must not add up masked scores") == (loss is not None)
+
+
+def test_questions_that_dev_and_train_share_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model(tmp_path / "encoder")
+    rows = [
+        {"question": sample.question, "positive": sample.positives[0].text} for sample in make_samples(16)
+    ]
+    dev = [{**rows[0], "question": rows[0]["question"].upper()}, {"question": "ba ce", "positive": "be"}]
+    make_trainer(model, rows, dev, tmp_path / "run")
+    assert "1 of the 2 dev questions are training questions" in caplog.text
