@@ -17,7 +17,8 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
+from dpr.data.text import checked_items
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, build_in, search_settings
@@ -207,11 +208,13 @@ class Retriever:
             ConfigError, InputError: a mode or field that there is not, files that have changed.
         """
         refuse(others, "search()")
-        is_list = isinstance(question, Iterable) and not isinstance(question, str)
-        questions: list[Any] = list(question) if is_list else [question]
+        rows = rows_of(question)
+        is_list = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
+        questions: list[Any] = list(rows) if is_list else [rows]
         if not all(isinstance(item, str) for item in questions):
             raise ConfigError(
-                f"search() got {question!r:.100} for a question; give a text or a list of texts"
+                f"search() got {' '.join(repr(question).split()):.100} for a question; give a text or a list of"
+                " texts, such as one column of a table"
             )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
@@ -263,7 +266,7 @@ class Retriever:
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""
-        return self.corpus.get(ids)
+        return self.corpus.get(checked_items(ids, (str,), "get()", "an id"))
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
 
@@ -359,11 +362,12 @@ class Retriever:
 
 def chosen_ids(ids: Iterable[str]) -> np.ndarray:
     """Ids (n,) as indexes hold them, ascending and distinct; those that no corpus can have are left out."""
-    listed = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+    rows = rows_of(ids)
+    listed = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
     for item in listed:
         if isinstance(ids, str) or not isinstance(item, str):
             raise ConfigError(
-                f"ids={item!r} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']"
+                f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']"
             )
     return np.unique(encode_ids([item for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item]))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -168,6 +168,21 @@ def plain(text: str) -> str:
     """Returns the text without differences of normal form, case and spacing. Texts are the same wherever this
     is equal."""
     return " ".join(composed(text).casefold().split())
+
+
+def rows_of(given: Any) -> Any:
+    """Returns the rows of a table of pandas, polars, pyarrow or datasets as dictionaries by column, and
+    anything else as it is. Missing values of pandas become None."""
+    if isinstance(given, Mapping):  # a DatasetDict has the names of a data set too
+        return given
+    if hasattr(given, "column_names") and hasattr(given, "with_format"):
+        return iter(given.with_format(None))  # otherwise values may be tensors
+    for name in ("to_dicts", "to_pylist"):  # of polars, and of pyarrow
+        if hasattr(given, name):
+            return getattr(given, name)()
+    if hasattr(given, "columns") and hasattr(given, "to_dict"):
+        return given.astype(object).where(given.notna(), None).to_dict("records")
+    return given
 
 
 def text_hash(text: str) -> int:

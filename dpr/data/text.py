@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, rows_of
 from dpr.data.settings import TextSettings
 
 SPACED_TITLE = "{title} {text}"
@@ -55,9 +55,10 @@ def decorate_passage(title: str, text: str, *, prefix: str) -> tuple[str, str]:
 
 
 def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: str) -> list[Any]:
-    """One item, or several, as a list. Raises TypeError for anything of another kind."""
-    if isinstance(given, kinds):
+    """One item, or several, as a list, of a table its rows. Raises TypeError for anything of another kind."""
+    if isinstance(given, kinds) and not isinstance(given, Mapping):
         return [given]
+    given = rows_of(given)
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise TypeError(f"{method} takes {expected} or a list of them, not {type(given).__name__}")
     items = list(given)
@@ -65,7 +66,7 @@ def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: st
         if not isinstance(item, kinds):
             raise TypeError(
                 f"{method} takes {expected} or a list of them, but item {index} is of type"
-                f" {type(item).__name__}"
+                f" {type(item).__name__}; of a table give one column"
             )
     return items
 

@@ -244,6 +244,23 @@ def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tup
         yield line, Passage(text, row[title_col] if 0 <= title_col < width else "", row[id_col]), None
 
 
+def passage_of(record: Any, number: str = "") -> Passage:
+    """Returns the passage in a text, a dictionary or a Passage, with the id ``number`` where it has none.
+
+    Raises:
+        ValueError: it is none of these, or a value of the dictionary cannot be used.
+    """
+    if isinstance(record, Passage):
+        return record if record.id else replace(record, id=number)
+    if isinstance(record, str):
+        return Passage(string_of(record, "text"), "", number)
+    if not isinstance(record, Mapping):
+        raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage")
+    name = require_name(record, PASSAGE_TEXTS, "text")
+    text = string_of(record[name], name)
+    return Passage(text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record))
+
+
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:
     """The id under the first of ``names`` that the record has, as a string; ``default`` if there is none or
     it is null.

@@ -33,7 +33,7 @@ import pyarrow as pa
 from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
-from dpr.core.records import Passage, TrainingSample, composed, plain, text_hash
+from dpr.core.records import Passage, TrainingSample, composed, plain, rows_of, text_hash
 from dpr.formats.arrays import rows_of_repeated
 from dpr.formats.arrow_files import MappedBatches, chosen_split, write_batches
 from dpr.formats.text_input import expand_files
@@ -317,13 +317,10 @@ def _rows(data: Any, split: str) -> Iterable[Any]:
         return _rows(data[chosen_split(list(data), split, Path("the data set"))], "")  # a DatasetDict
     if split:
         raise ConfigError(f"split={split} was given with data that have no splits")
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):
-        return iter(data.with_format(None))  # otherwise values may be tensors
-    if hasattr(data, "columns") and hasattr(data, "to_dict"):
-        return iter(data.to_dict("records"))
-    if isinstance(data, str | bytes | Path | Mapping) or not isinstance(data, Iterable):
+    rows: Iterable[Any] = rows_of(data)
+    if isinstance(rows, str | bytes | Path | Mapping) or not isinstance(rows, Iterable):
         raise ConfigError(f"training data of type {type(data).__name__}, expected {_EXPECTED}")
-    return data
+    return rows
 
 
 def _hub_rows(name: str, split: str) -> Iterable[Any]:

@@ -18,7 +18,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted
 from dpr.core.machine import no_downloads
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.core.settings import drop_unused
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
@@ -27,15 +27,13 @@ from dpr.formats.corpora import (
     checked_field,
     durable_text,
     field_of,
-    first_id,
     has_records,
-    origin_of,
     origin_record,
+    passage_of,
     read_passages,
     read_records,
 )
-from dpr.formats.delimited import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
-from dpr.formats.training_records import string_of, title_in
+from dpr.formats.delimited import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
@@ -309,21 +307,8 @@ def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage,
     """
     seen: set[str] = set()
     for index, (where, record) in enumerate(_given(passages)):
-        number = str(known + index)
         try:
-            if isinstance(record, str):
-                passage = Passage(string_of(record, "text"), "", number)
-            elif isinstance(record, Passage):
-                passage = record if record.id else replace(record, id=number)
-            elif isinstance(record, Mapping):
-                name = require_name(record, PASSAGE_TEXTS, "text")
-                text = string_of(record[name], name)
-                key = first_id(record, PASSAGE_IDS, number)
-                passage = Passage(text, title_in(record), key, origin=origin_of(record))
-            else:
-                raise ValueError(
-                    f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage"
-                )
+            passage = passage_of(record, str(known + index))
             key = str(passage.id)
             if len(key.encode(errors="replace")) > MAX_ID_BYTES or "\0" in key:
                 raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
@@ -347,11 +332,12 @@ def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
         else:
             numbered = enumerate(read_passages(file), 1)
             yield from ((f"{file}, passage {number}", passage) for number, passage in numbered)
-    elif isinstance(passages, Mapping | Passage) or not isinstance(passages, Iterable):
-        expected = "a file, or a list of texts, dictionaries with 'text', or Passage"
+        return
+    rows = rows_of(passages)
+    if isinstance(rows, Mapping | Passage) or not isinstance(rows, Iterable):
+        expected = "a file, or a list of texts, dictionaries with 'text', or Passage, or a table"
         raise InputError(f"passages is {describe(passages)}", expected=expected)
-    else:
-        yield from ((f"passage {index}", record) for index, record in enumerate(passages))
+    yield from ((f"passage {index}", record) for index, record in enumerate(rows))
 
 
 def build_in(

@@ -27,6 +27,7 @@ from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
+from dpr.formats.corpora import passage_of
 from dpr.models.adapters import BaseModel, is_stored, load_base, update_digest
 from dpr.models.backbones import (
     CONFIG,
@@ -58,7 +59,7 @@ from dpr.storage.durable import durable_folder
 BATCH_TOKENS = 8192
 """Tokens of a forward pass without gradient, where the caller does not say."""
 
-PassageLike = str | Passage
+PassageLike = str | Passage | Mapping[str, Any]
 
 
 class BiEncoderVectors(NamedTuple):
@@ -217,7 +218,12 @@ class BiEncoder(nn.Module):
         return (self._compared(questions) * self._compared(passages)).sum(-1)
 
     def _compared(self, vectors: Any) -> Tensor:
-        tensor = torch.atleast_2d(torch.as_tensor(vectors))
+        try:
+            tensor = torch.atleast_2d(torch.as_tensor(vectors))
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"similarity() takes vectors, not {type(vectors).__name__}; encode_questions makes them of texts"
+            ) from None
         return nn.functional.normalize(tensor, dim=-1) if self.settings.normalize else tensor
 
     @property
@@ -366,13 +372,15 @@ class BiEncoder(nn.Module):
 
     def encode_passages(self, passages: PassageLike | Sequence[PassageLike], **options: Any) -> Any:
         """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a
-        single one. Before them comes the model's ``passage_prompt``. Options as of ``encode_questions``.
+        single one. Before them comes the model's ``passage_prompt``. Dictionaries, and the rows of a table,
+        are read by their names (``text``, ``title``). Options as of ``encode_questions``.
 
         Raises:
             TypeError: something else than texts and passages is given.
+            ValueError: a dictionary has no text.
         """
-        given = checked_items(passages, (str, Passage), "encode_passages", "a text or a Passage")
-        records = [Passage(passage) if isinstance(passage, str) else passage for passage in given]
+        given = checked_items(passages, (str, Passage, Mapping), "encode_passages", "a text or a Passage")
+        records = [passage_of(passage) for passage in given]
         vectors = self._encoded("passages", self.tensorizer.passage_tokens(records), "ctx", **options)
         return vectors[0] if isinstance(passages, str | Passage) else vectors
 

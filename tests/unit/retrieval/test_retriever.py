@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import datasets
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 
 from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
@@ -120,6 +123,44 @@ def test_texts_dictionaries_records_files_and_generators_are_passages(world: Wor
     ):
         retriever = Retriever.build(None, given)
         assert sorted(retriever.get(ids)) == sorted(ids) and len(retriever) == len(ids)
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same rows in every kind of table."""
+    dataset = datasets.Dataset.from_list(rows)
+    return {
+        "pandas": pandas.DataFrame(rows),
+        "pyarrow": pyarrow.Table.from_pylist(rows),
+        "datasets": dataset,
+        "tensors": dataset.with_format("numpy"),
+        "splits": datasets.DatasetDict({"train": dataset}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["pandas", "pyarrow", "datasets", "tensors", "splits"])
+def test_tables_are_read_by_their_columns_or_refused(model: BiEncoder, kind: str) -> None:
+    rows = [{"id": "a", "title": "T", "text": "ka no", "year": 2020}, {"id": "b", "text": "vi po"}]
+    table = tables(rows)[kind]
+    found = Retriever.build(model, ["ka"])
+    if kind != "splits":
+        retriever = Retriever.build(model, table)
+        assert retriever.get(["a", "b"]) == {"a": Passage("ka no", "T", "a"), "b": Passage("vi po", "", "b")}
+        assert [hit.id for hit in retriever.search("ka", where={"year": 2020})] == ["a"]
+        np.testing.assert_array_equal(model.encode_passages(table), model.encode_passages(rows))
+    else:
+        with pytest.raises(InputError, match="passages is an object"):
+            Retriever.build(model, table)
+    for asked in (table, {"q1": "ka"}):
+        for call in (
+            model.encode_questions,
+            found.search,
+            found.get,
+            lambda given: found.search("ka", ids=given),
+            lambda given: model.similarity(given, given),
+        ):
+            with pytest.raises((ConfigError, TypeError)) as error:
+                call(asked)
+            assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
