@@ -19,6 +19,7 @@ from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.data.text import checked_items
+from dpr.formats.corpora import kind_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, build_in, search_settings
@@ -375,12 +376,8 @@ def chosen_ids(ids: Iterable[str]) -> np.ndarray:
 def _kind_of(name: str, value: Any) -> str:
     """The kind of field (``dpr/formats/corpora.py``) that a value is compared with."""
     first = next(iter(value), None) if isinstance(value, list) else value
-    if isinstance(first, bool):
-        return "bool"
-    if isinstance(first, int | float):
-        return "int" if isinstance(first, int) and abs(first) > 2**53 else "float"
-    if isinstance(first, str):
-        return "text"
+    if kind := kind_of(first):
+        return kind
     raise ConfigError(
         f"where: {name}={value!r} is not a text, a number, True or False, or a list of one of these"
     )

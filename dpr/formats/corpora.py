@@ -331,6 +331,26 @@ def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, .
             yield tuple(checked_field(name, kind, field_of(value, name)) for name, kind in kinds.items())
 
 
+def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a passage's record besides id, title and text, those of BEIR's object
+    ``metadata`` among them."""
+    read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
+    read |= {"_id", "id", "title", "text", "metadata"}
+    found = {name: value for name, value in record.items() if name not in read}
+    if isinstance(inner := record.get("metadata"), Mapping):
+        found |= inner
+    return found
+
+
+def kind_of(value: Any) -> str:
+    """Returns the kind of field that a value is compared as; empty for one that cannot be compared."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int | float):
+        return "int" if isinstance(value, int) and abs(value) > 2**53 else "float"
+    return "text" if isinstance(value, str) else ""
+
+
 def checked_field(name: str, kind: str, value: Any) -> Any:
     """A value as it is compared; ValueError where it is of another kind."""
     if value is None:
@@ -342,6 +362,7 @@ def checked_field(name: str, kind: str, value: Any) -> Any:
         is_kind = is_finite_number(value) and (kind == "float" or abs(value) <= _LARGEST_INT)
     if not is_kind:
         raise ValueError(
-            f"{name} is {describe(value)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}"
+            f"{name} is {describe(value)}, expected {kind}, the kind of the passages before it or of"
+            f" metadata=[{name}:<kind>], which takes {', '.join(KINDS)}"
         )
     return float(value) if kind == "float" else value

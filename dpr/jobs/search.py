@@ -27,13 +27,14 @@ from dpr.formats.corpora import (
     checked_field,
     durable_text,
     field_of,
+    fields_of,
     has_records,
+    kind_of,
     origin_record,
     passage_of,
     read_passages,
     read_records,
 )
-from dpr.formats.delimited import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
@@ -58,6 +59,8 @@ from dpr.storage.untrusted import describe
 Side = DenseRetriever | LexicalRetriever
 Record = str | Mapping[str, Any] | Passage
 Passages = str | Path | Iterable[Record]
+Kinds = dict[str, str]
+"""The kind of value of each field, empty where no search can be filtered by it."""
 _ENCODED_AT_ONCE = 1024
 _EXACT = {"kind": "exact"}
 
@@ -242,6 +245,7 @@ class MemoryCorpus:
     passages: dict[str, Passage] = field(default_factory=dict)
     _records: list[Mapping[str, Any]] = field(default_factory=list)
     _vectors: list[ArraySource] = field(default_factory=list)
+    _kinds: Kinds = field(default_factory=dict)
     fusion: Fusion = field(default_factory=Fusion)
     files: Sequence[Path] = ()
 
@@ -258,7 +262,8 @@ class MemoryCorpus:
 
     def add(self, passages: Passages) -> None:
         """Embeds them; all or none are added."""
-        made = list(records_of(passages, known=len(self.passages)))
+        kinds = dict(self._kinds)
+        made = list(records_of(passages, kinds, known=len(self.passages)))
         if not made:
             raise InputError("there are no passages")
         if again := next((passage.id for passage, _ in made if passage.id in self.passages), None):
@@ -273,6 +278,7 @@ class MemoryCorpus:
             self._vectors.append(ArraySource(ids, np.concatenate(vectors)))
         self.passages |= {str(passage.id): passage for passage, _ in made}
         self._records += [record for _, record in made]
+        self._kinds = kinds
 
     def side(self, mode: str) -> Side:
         if mode == "bm25":
@@ -298,15 +304,17 @@ class MemoryCorpus:
         return PassageFields(encode_ids(list(self.passages)), kinds, rows)
 
 
-def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
+def records_of(
+    passages: Passages, kinds: Kinds, *, known: int = 0
+) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
     """Passages with the record that each was made of; one without an id gets its number, counted from
-    ``known``.
+    ``known``. ``kinds``: of the fields of the passages before, as in ``_given``.
 
     Raises:
         InputError: which one cannot be used, and why; an id occurs twice.
     """
     seen: set[str] = set()
-    for index, (where, record) in enumerate(_given(passages)):
+    for index, (where, record) in enumerate(_given(passages, kinds)):
         try:
             passage = passage_of(record, str(known + index))
             key = str(passage.id)
@@ -320,24 +328,38 @@ def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage,
         yield passage, record if isinstance(record, Mapping) else {}
 
 
-def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
-    """What was given, each with the words for where it stands."""
+def _given(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]]:
+    """What was given, each with the words for where it stands. A field has one kind of value, that of
+    ``kinds`` or of its first value, which is noted there: otherwise no search could be filtered by it.
+
+    Raises:
+        InputError: a value is of another kind (says which).
+    """
+    found: Iterator[tuple[str, Record]]
     if isinstance(passages, str | Path):
         file = user_path(passages)
         if not file.is_file():
             hint = "passages are a file, or a list of texts or records"
             raise InputError("there is no such file", file=str(passages)[:200], hint=hint)
         if has_records(file):
-            yield from ((f"{file}:{line}", record) for line, record in read_records(file))
+            found = ((f"{file}:{line}", record) for line, record in read_records(file))
         else:
             numbered = enumerate(read_passages(file), 1)
-            yield from ((f"{file}, passage {number}", passage) for number, passage in numbered)
-        return
-    rows = rows_of(passages)
-    if isinstance(rows, Mapping | Passage) or not isinstance(rows, Iterable):
-        expected = "a file, or a list of texts, dictionaries with 'text', or Passage, or a table"
-        raise InputError(f"passages is {describe(passages)}", expected=expected)
-    yield from ((f"passage {index}", record) for index, record in enumerate(rows))
+            found = ((f"{file}, passage {number}", passage) for number, passage in numbered)
+    else:
+        rows = rows_of(passages)
+        if isinstance(rows, Mapping | Passage) or not isinstance(rows, Iterable):
+            expected = "a file, or a list of texts, dictionaries with 'text', or Passage, or a table"
+            raise InputError(f"passages is {describe(passages)}", expected=expected)
+        found = ((f"passage {index}", record) for index, record in enumerate(rows))
+    for where, record in found:
+        for name, value in fields_of(record).items() if isinstance(record, Mapping) else ():
+            if value is not None and (kind := kinds.setdefault(name, kind_of(value))):
+                try:
+                    checked_field(name, kind, value)
+                except ValueError as error:
+                    raise InputError(f"{where}: {error}") from None
+        yield where, record
 
 
 def build_in(
@@ -364,12 +386,12 @@ def build_in(
             f" {', '.join(KINDS.keys() - {'bm25'})}"
         )
     if isinstance(passages, str | Path):  # a file as it is
-        if next(_given(passages), None) is None:
+        if not sum(1 for _ in _given(passages, {})):
             raise InputError("there are no passages", file=passages)
         (source,) = resolve_passage_sources([str(passages)], {})
     else:
         source = PassageSource(folder / "corpus.jsonl", "corpus")
-        _write(source.file, passages, 0)
+        _write(source.file, passages, 0, {})
     if (folder / FILE).is_file():
         files = [item.file.resolve() for item in SearchSettings.read(folder).passages]
         if files != [source.file.resolve()]:
@@ -429,9 +451,14 @@ def add_to(
         for path in parts:  # of one that was killed
             remove(path)
         known = sum(1 for source in old.passages for _ in source.read())
+        kinds: Kinds = {}
+        for source in old.passages:
+            with suppress(InputError):  # what is there already stays as it is
+                for _ in _given(source.file, kinds):
+                    pass
         try:
             source = replace(old.passages[0], file=file, name=file.stem)
-            _write(file, passages, known)
+            _write(file, passages, known, kinds)
             if again := sorted(corpus.get(str(passage.id) for passage in source.read())):
                 raise InputError(f"the id {again[0]!r} is in the corpus already", expected="new ids")
             new = replace(
@@ -457,7 +484,7 @@ def add_to(
         return opened
 
 
-def _write(file: Path, passages: Passages, known: int) -> None:
+def _write(file: Path, passages: Passages, known: int, kinds: Kinds) -> None:
     """A corpus of JSON lines, with the fields of its records.
 
     Raises:
@@ -467,12 +494,8 @@ def _write(file: Path, passages: Passages, known: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with durable_text(target) as out:
-        for count, (passage, record) in enumerate(records_of(passages, known=known), 1):
-            read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
-            read |= {"_id", "id", "title", "text", "metadata"}
-            metadata = {key: value for key, value in record.items() if key not in read}
-            if isinstance(inner := record.get("metadata"), Mapping):
-                metadata |= inner
+        for count, (passage, record) in enumerate(records_of(passages, kinds, known=known), 1):
+            metadata = fields_of(record)
             if passage.origin is not None:
                 metadata |= origin_record(passage.origin)
             value: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}

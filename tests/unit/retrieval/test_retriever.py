@@ -302,6 +302,40 @@ def test_added_passages_are_found_and_stay(
         )
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_value_of_another_type_than_its_fields_is_refused_when_it_comes_in(
+    model: BiEncoder, tmp_path: Path, is_stored: bool
+) -> None:
+    rows = [
+        {"text": "ka no", "year": None, "tags": ["x"]},
+        {"text": "vi po", "year": 2020, "new": True, "language": "en"},
+    ]
+    retriever = Retriever.build(model, rows, folder=tmp_path / "run" if is_stored else None)
+    retriever.add([{"text": "ka", "metadata": {"year": 2021.5}, "tags": [], "new": None}])
+    for name, value, message in (
+        ("year", "2021", "the string '2021', expected float"),
+        ("year", True, "the boolean True, expected float"),
+        ("year", [2021], "a list, expected float"),
+        ("year", float("nan"), "the number nan, expected float"),
+        ("new", 1, "the number 1, expected bool"),
+        ("language", 3, "the number 3, expected text"),
+    ):
+        wrong = [{"text": "ni", "fresh": 1}, {"text": "no", "metadata": {name: value}}]
+        with pytest.raises(InputError) as error:
+            retriever.add(wrong)
+        assert f"passage 1: {name} is {message}" in str(error.value)
+        with pytest.raises(InputError, match=f"passage 3: {name} is"):
+            Retriever.build(model, [*rows, *wrong], folder=tmp_path / "other" if is_stored else None)
+        assert len(retriever) == 3 and retriever.get(["3", "4"]) == {}
+    retriever.add([{"text": "ni", "fresh": "text"}])  # of what was refused, nothing is remembered
+    assert {hit.id for hit in retriever.search("ka", where={"year": [2020, 2021.5]})} == {"1", "2"}
+    (tmp_path / "c.jsonl").write_text(
+        '{"_id": "a", "text": "ka", "n": 1}\n{"_id": "b", "text": "no", "n": "1"}\n'
+    )
+    with pytest.raises(InputError, match=r"c\.jsonl:2: n is the string '1', expected float"):
+        Retriever.build(model, tmp_path / "c.jsonl", folder=tmp_path / "file" if is_stored else None)
+
+
 def test_what_a_killed_add_left_is_removed_by_the_next(
     world: World, model: BiEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
