@@ -15,7 +15,7 @@ import numpy as np
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
-from dpr.core.other_names import hint, refuse
+from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.data.text import checked_items
@@ -30,7 +30,7 @@ from dpr.retrieval.retrievers import AnyRetriever, DenseRetriever, HybridRetriev
 from dpr.retrieval.settings import SEARCH_MODES
 
 
-class Retriever:
+class Retriever(metaclass=Hinting):
     """Searches passages by vectors (``dense``), by words (``bm25``) or by both (``hybrid``). Several threads
     may use one.
 
@@ -111,6 +111,7 @@ class Retriever:
         mode: str | None = None,
         indexer: str = "exact",
         device: str | None = None,
+        **others: Any,
     ) -> Retriever:
         """Embeds passages and searches them, in memory or, where ``folder`` is given, from files there, which
         ``open`` opens again; a build that was killed continues.
@@ -126,6 +127,7 @@ class Retriever:
             ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder``
             holds something else.
         """
+        refuse(others, "Retriever.build()")
         if not isinstance(model, BiEncoder | str | Path | None):
             raise ConfigError(
                 f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to"
@@ -145,13 +147,14 @@ class Retriever:
         corpus.add(passages)
         return cls(corpus, mode=mode)
 
-    def add(self, passages: Passages) -> None:
+    def add(self, passages: Passages, **others: Any) -> None:
         """Adds passages, as ``build`` takes them; those of a folder are stored there, and its indexes are
         built again when they are needed.
 
         Raises:
             ConfigError, InputError: as ``build``; then nothing was added.
         """
+        refuse(others, "add()")
         with self._lock:
             if isinstance(self.corpus, MemoryCorpus):
                 self.corpus.add(passages)
@@ -172,17 +175,7 @@ class Retriever:
         texts: bool = True,
     ) -> Hits: ...
     @overload
-    def search(
-        self,
-        question: list[str],
-        k: int = 10,
-        *,
-        mode: str | None = None,
-        weight: float | None = None,
-        where: Mapping[str, Any] | None = None,
-        ids: Iterable[str] | np.ndarray | None = None,
-        texts: bool = True,
-    ) -> list[Hits]: ...
+    def search(self, question: list[str], k: int = 10, **options: Any) -> list[Hits]: ...
     def search(
         self,
         question: str | list[str],
@@ -270,9 +263,7 @@ class Retriever:
         return self.corpus.get(checked_items(ids, (str,), "get()", "an id"))
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"Retriever has no attribute {name!r}{hint(name)}")
+        __getattr__ = missing
 
     def __len__(self) -> int:
         return self.side(self.mode).index.num_passages

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dpr.core import retired
 from dpr.core.errors import ConfigError
+from dpr.core.other_names import hint
 from dpr.core.settings import Setting, name_here_of, quoted, suggestion
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
@@ -336,7 +337,8 @@ def check_keys(
         else:
             here = name_here_of(key, known)
             problems.append(
-                f"unknown setting {key}" + (f"; did you mean {here}?" if here else suggestion(key, known))
+                f"unknown setting {key}"
+                + (f"; did you mean {here}?" if here else suggestion(key, known, otherwise=hint(key)))
             )
     if problems:
         rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []

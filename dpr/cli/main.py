@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from dpr.cli.launch import launch, run_and_leave
 from dpr.core import retired
+from dpr.core.other_names import hint
 from dpr.core.settings import suggestion
 from dpr.core.version import __version__
 
@@ -140,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if name not in COMMANDS:
         print(
-            f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands",
+            f"error: unknown command {name}{hint(name) or suggestion(name, COMMANDS)}\ndpr --help lists the commands",
             file=sys.stderr,
         )
         return 2

@@ -1,77 +1,106 @@
-"""What people who know sentence-transformers look for under its name, with the line to write here."""
+"""What people who know other libraries look for under its name there, with the line to write here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
 
-_ARGUMENTS = "model.to(torch.bfloat16) sets the type of weights, options=TowerOptions(...) how towers run"
-_CACHE = "HF_HOME and HF_TOKEN in the environment say where models are kept and who fetches them"
-_EVALUATORS = (
-    "dpr retrieve and dpr evaluate compute the metrics of retrieval, dpr.evaluate_questions those of rankings;"
-    " the evaluators of sentence-transformers take dpr.to_sentence_transformer(model)"
-)
-_TRAINER = "BiEncoderTrainer(model, train_sets=..., output_dir=..., batch_size=32).train() trains"
-_LORA = 'BiEncoder.from_pretrained(name, EncoderSettings(adapter="lora", lora_rank=16)) has adapters'
-LINES = {
-    "save_pretrained": (
-        "model.save(folder) writes a folder for BiEncoder.load and every command,"
-        " dpr.to_sentence_transformer(model).save_pretrained(folder) one for sentence-transformers"
+_LINES = {
+    "save_pretrained": "model.save(folder); dpr.to_sentence_transformer(model).save_pretrained(folder) for sentence-transformers",
+    "push_to_hub save_to_hub": "model.save(folder), then hf upload USER/NAME FOLDER",
+    "export backend": "model.save(folder), then dpr export model_file=FOLDER to=onnx out=OTHER",
+    "finetune fine-tune fine_tune": "dpr train train=finetune model=MODEL train_datasets=train.jsonl out=FOLDER",
+    "fit TrainingArguments SentenceTransformerTrainer SentenceTransformerTrainingArguments": (
+        "BiEncoderTrainer(model, train_sets=..., output_dir=..., batch_size=32).train() trains"
     ),
-    "push_to_hub": "model.save(folder), then hf upload USER/NAME FOLDER",
-    "export": "model.save(folder), then dpr export model_file=FOLDER to=onnx out=OTHER",
-    "fit": _TRAINER,
-    "SentenceTransformerTrainer": _TRAINER,
-    "SentenceTransformer": "dpr.BiEncoder(name_or_folder) opens its models",
+    "SentenceTransformer CrossEncoder": "dpr.BiEncoder(name_or_folder) opens a model of sentence-transformers",
     "InputExample": "a training set may be a list of (question, passage), with negatives behind them",
     "tokenize": "model.tokenizer(texts) tokenises",
-    "model_card_data": _EVALUATORS,
-    "InformationRetrievalEvaluator": _EVALUATORS,
-    "MultipleNegativesRankingLoss": (
+    "evaluate eval Evaluator InformationRetrievalEvaluator model_card_data": (
+        "dpr evaluate and dpr retrieve compute the metrics of retrieval, dpr.evaluate_questions those of"
+        " rankings; the evaluators of sentence-transformers take dpr.to_sentence_transformer(model)"
+    ),
+    "MultipleNegativesRankingLoss CachedMultipleNegativesRankingLoss": (
         "the loss is that of in-batch negatives unless loss= says otherwise; temperature=0.05 is its scale of 20"
     ),
     "mine_hard_negatives": "dpr mine train.jsonl corpus=corpus.tsv out=mined.jsonl model_file=FOLDER mines hard negatives",
-    "semantic_search": "Retriever.build(model, texts).search(question, k=5) searches",
     "util": "sentence_transformers.util works with these vectors; Retriever.build(model, texts) searches",
-    "pool": "dpr embed under torchrun embeds on several GPUs",
+    "encode index": "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches",
+    "start_multi_process_pool stop_multi_process_pool encode_multi_process pool": (
+        "encode(texts) uses all cores of this machine; dpr embed under torchrun embeds on several GPUs"
+    ),
     "truncate_dim": "model.keep_dimensions(256) cuts vectors from then on",
     "precision": "sentence_transformers.quantize_embeddings(vectors, 'int8'), or dpr embed out_dtype=int8",
     "prompt": "put it before the texts; prompt_name=NAME takes one of the model's prompts",
+    "prompts default_prompt_name query_prefix passage_prefix query_instruction query_instruction_for_retrieval": (
+        'BiEncoder.load(name, prompts={"query": "query: ", "document": "passage: "}), or for a new model'
+        ' EncoderSettings(query_prompt="query: ", passage_prompt="passage: ")'
+    ),
     "temperature": "options=TowerOptions(temperature=0.05), or of the trainer: temperature=0.05",
-    "model_kwargs": _ARGUMENTS,
-    "tokenizer_kwargs": _ARGUMENTS,
+    "model_kwargs tokenizer_kwargs config_kwargs torch_dtype dtype attn_implementation": (
+        "model.to(torch.bfloat16) sets the type of weights, options=TowerOptions(...) how towers run"
+    ),
     "trust_remote_code": "code in model folders is never run; leave it out",
-    "torch_dtype": _ARGUMENTS,
-    "backend": "dpr export to=onnx writes a graph for other programs",
     "similarity_fn_name": "BiEncoder.from_pretrained(name, EncoderSettings(normalize=True)) has cosine",
-    "cache_folder": _CACHE,
+    "cache_folder cache_dir token use_auth_token local_files_only": (
+        "HF_HOME and HF_TOKEN in the environment say where models are kept and who fetches them"
+    ),
     "revision": "hf download USER/NAME --revision REVISION fetches it; give the folder that it prints",
     "pooling": "settings=EncoderSettings(pooling=...)",
     "normalize": "settings=EncoderSettings(normalize=True)",
-    "top_k": "k=5",
-    "remove": (
-        "search(question, ids=[...]) searches the passages that stay; Retriever.build makes it anew without the others"
+    "lora lora_r lora_rank lora_alpha lora_config peft_config LoraConfig add_adapter get_peft_model": (
+        "encoder.adapter=lora trains adapters; from Python, the model is"
+        ' BiEncoder.from_pretrained(name, EncoderSettings(adapter="lora", lora_rank=16))'
     ),
-    "save": "Retriever.build(model, passages, folder=FOLDER) keeps it, Retriever.open(FOLDER) opens it again",
-    "load": "Retriever.build(model, passages) makes one, Retriever.open(folder) opens one",
+    "load from_pretrained from_texts from_documents from_folder": (
+        "Retriever.build(model, passages) makes one, Retriever.open(folder) opens one"
+    ),
+    "save save_local persist": "Retriever.build(model, passages, folder=FOLDER) keeps it, Retriever.open(FOLDER) opens it again",
+    "semantic_search retrieve invoke query ask get_relevant_documents similarity_search": (
+        "Retriever.build(model, texts).search(question, k=5) searches"
+    ),
+    "add_texts add_documents insert": "add(passages) adds texts, dictionaries with 'text', or Passage",
+    "remove delete update upsert": (
+        "search(question, ids=[...]) searches the passages that stay; Retriever.build makes it again of other passages"
+    ),
+    "ids metadata metadatas titles": 'passages=[{"id": "a", "title": "", "text": "...", "year": 2020}, ...]',
+    "top_k topk n limit n_results num_results": "k=5",
+    "filter filters": 'where={"language": "en", "year": [2020, 2021]}',
+    "hybrid": 'mode="hybrid"',
+    "alpha": 'weight=0.5, the share of the dense side, with mode="hybrid"',
     "save_model": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
     "early_stopping_patience": "callbacks=[dpr.EarlyStopping(patience=3)]",
     "mini_batch_size": "grad_cache_tokens=16384 holds the graphs of so many tokens at most",
     "matryoshka_dims": "dimensions=[256, 64]",
-    "lora_rank": _LORA,
-    "peft_config": _LORA,
     "resume_from_checkpoint": "train() goes on with the run that it finds in output_dir",
 }
-"""Names of methods, arguments and classes there, each with what does it here."""
+_HOME = {name: line for names, line in _LINES.items() for name in names.split()}
+"""Names of methods, arguments, classes and commands elsewhere, each with what does it here."""
 
 
-def refuse(arguments: Mapping[str, Any], where: str) -> None:
-    """Raises TypeError for arguments that ``where`` does not have, but those that are None."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise TypeError(f"{where} has no argument {name!r}{hint(name)}")
+def refuse(arguments: Mapping[str, Any], where: str, known: Container[str] = ()) -> None:
+    """Raises TypeError for all arguments that ``where`` does not have, but those that are None or ``known``."""
+    unknown = [name for name, value in arguments.items() if value is not None and name not in known]
+    if unknown:
+        raise TypeError(
+            f"{where} has no argument {'; nor '.join(repr(name) + hint(name) for name in unknown)}"
+        )
 
 
 def hint(name: str) -> str:
-    """``: `` and the line to write in place of a name of sentence-transformers; empty for others."""
-    return f": {LINES[name]}" if name in LINES else ""
+    """``: `` and the line to write in place of a name of another library; empty for others."""
+    return f": {_HOME[name]}" if name in _HOME else ""
+
+
+def missing(holder: Any, name: str) -> Any:
+    """Raises AttributeError, with the line to write, for what an object or a class does not have: their
+    ``__getattr__``."""
+    kind = holder if isinstance(holder, type) else type(holder)
+    raise AttributeError(f"{kind.__name__} has no attribute {name!r}{hint(name)}")
+
+
+class Hinting(type):
+    """Classes whose missing attributes are answered by ``missing``."""
+
+    if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+        __getattr__ = missing

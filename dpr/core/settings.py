@@ -26,6 +26,7 @@ from types import NoneType, UnionType
 from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
+from dpr.core.other_names import refuse
 from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
 
 _USED_BY_OTHERS = {
@@ -209,6 +210,11 @@ Base = TypeVar("Base", bound="Settings")
 @dataclass
 class Settings:
     """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Raises TypeError for names that there are not, all of them, with the lines to write."""
+        refuse(given, f"{cls.__name__}()", cls.__dataclass_fields__)
+        return super().__new__(cls)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], prefix: str) -> Self:

@@ -297,12 +297,16 @@ class TrainingSettings(Settings):
         own = {item.name for item in fields(base)}
         of_loss = {item.name for item in fields(base.loss)}
         known = {*own, *_ARGUMENTS, *of_loss, *(f"train.{item.name}" for item in fields(base.train))}
-        for name in values.keys() - {key.removeprefix("train.") for key in known}:
-            if sentence := retired.SETTINGS.get(f"train.{name}"):
-                raise ConfigError(f"{name} is gone: {sentence}")
+        problems = []
+        for name in sorted(values.keys() - {key.removeprefix("train.") for key in known}):
             here = name_here_of(name, known)
             near = f"; did you mean {here}?" if here else hint(name) or suggestion(name, known)
-            raise ConfigError(f"there is no setting {name}{near.replace('train.', '')}")
+            if sentence := retired.SETTINGS.get(f"train.{name}"):
+                problems.append(f"{name} is gone: {sentence}")
+            else:
+                problems.append(f"there is no setting {name}{near.replace('train.', '')}")
+        if problems:
+            raise ConfigError("\n".join(problems))
         settings = deepcopy(replace(base, **{name: values[name] for name in own & values.keys()}))
         for name in values.keys() - own:
             setattr(settings.loss if name in of_loss else settings.train, name, values[name])

@@ -20,7 +20,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, current_ranks, from_main, on_main
 from dpr.core.errors import StopRequested
 from dpr.core.logs import configure_by_default, get_logger
-from dpr.core.other_names import hint, refuse
+from dpr.core.other_names import missing, refuse
 from dpr.core.seeding import seed_torch
 from dpr.core.stopping import describe
 from dpr.data.loader import pool_loader
@@ -179,9 +179,7 @@ class Trainer(Run):
         return run_validations(self.validations, self.model)
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint(name)}")
+        __getattr__ = missing
 
     def resume(self) -> Progress:
         """Takes the lock of ``output_dir`` and restores the run found there, if any. ``train`` begins with it

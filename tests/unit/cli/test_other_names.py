@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.launch import launch
+from dpr.cli.main import main
 from dpr.training.settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 from tests.helpers.command_lines import check_keys_of
@@ -37,6 +38,15 @@ def test_keys_of_other_trainers_get_the_right_suggestion(
 ) -> None:
     assert run(typed)[0] == 2
     assert f"unknown setting {typed.partition('=')[0]}; did you mean {answer}" in capsys.readouterr().err
+
+
+def test_names_that_are_no_setting_and_no_command_are_answered_with_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("lora=true")[0] == 2
+    assert "unknown setting lora: encoder.adapter=lora" in capsys.readouterr().err
+    assert main(["finetune", "model=x"]) == 2
+    assert "dpr train train=finetune model=MODEL train_datasets=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

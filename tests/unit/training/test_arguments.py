@@ -54,6 +54,16 @@ def test_a_wrong_argument_is_one_sentence(parts: dict[str, Any], given: dict[str
     assert not Path(parts["output_dir"]).exists()
 
 
+def test_all_unknown_arguments_are_named_at_once(parts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        BiEncoderTrainer(**parts, args=1, train_dataset=[], lora_r=8, lr=1e-5)
+    lines = str(error.value).split("\n")
+    assert [line.partition(";")[0].partition(":")[0] for line in lines] == [
+        f"there is no setting {name}" for name in ("args", "lora_r", "lr", "train_dataset")
+    ]
+    assert 'EncoderSettings(adapter="lora", lora_rank=16)' in lines[1] and "learning_rate" in lines[2]
+
+
 def test_settings_of_the_loss_are_given_by_name_and_a_temperature_is_the_models(
     parts: dict[str, Any],
 ) -> None:
