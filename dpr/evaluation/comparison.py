@@ -107,8 +107,9 @@ def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence
         for (_, label, against, metric), of_set in list(family.items()):
             family.setdefault((mean, label, against, metric), []).extend(of_set)
     tests = [paired_test(*pairs) for pairs in family.values()]
-    adjusted = holm([test.p_flips for test in tests])
-    return [Difference(*key, test, p) for key, test, p in zip(family, tests, adjusted, strict=True)]
+    moved = [test for test in tests if test.difference or test.detectable]  # no other can find anything
+    adjusted = dict(zip(moved, holm([test.p_flips for test in moved]), strict=True))
+    return [Difference(*key, test, adjusted.get(test, 1.0)) for key, test in zip(family, tests, strict=True)]
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:
@@ -138,7 +139,7 @@ def difference_table(differences: Sequence[Difference]) -> str:
         means = [f"{test.first:{SHOWN}}", f"{test.second:{SHOWN}}", f"{test.difference:+{SHOWN}}"]
         told = [f"{TOO_FEW} to tell", "-", "-", "-", "-"]
         if test.outcome != TOO_FEW:
-            told = [f"[{test.low:+{SHOWN}}, {test.high:+{SHOWN}}]"]
+            told = [f"[{max(test.low, -1.0):+{SHOWN}}, {min(test.high, 1.0):+{SHOWN}}]"]
             for p in (test.p_t, test.p_flips, one.adjusted):
                 told.append("<0.001" if p < 0.001 else f"{p:.3f}")
             told.append(f"{test.detectable:{SHOWN}}")
@@ -185,7 +186,7 @@ def rows_of(figures: Figures) -> list[list[str]]:
     for name, systems in figures.items():
         for label, one in systems.items():
             cells = [
-                f"{one[metric].mean:{SHOWN}} [{one[metric].low:{SHOWN}}, {one[metric].high:{SHOWN}}]"
+                f"{one[metric].mean:{SHOWN}} [{one[metric].ends[0]:{SHOWN}}, {one[metric].ends[1]:{SHOWN}}]"
                 if metric in one
                 else "-"
                 for metric in columns
@@ -199,7 +200,7 @@ def as_records(figures: Figures) -> dict[str, Any]:
     return {
         name: {
             label: {
-                metric: {"mean": part.mean, "low": part.low, "high": part.high}
+                metric: {"mean": part.mean, "low": part.ends[0], "high": part.ends[1]}
                 for metric, part in one.items()
             }
             for label, one in systems.items()

@@ -225,7 +225,7 @@ def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
         for name in metrics:
             if one.file.each and (values := one.file.each.values.get(name)):
                 found = estimate([value for value in values if value is not None])
-                ends[name] = max(found.low, 0.0), min(found.high, 1.0)  # no mean lies outside
+                ends[name] = found.ends
         rows.append((one.label, one.file.metrics, ends))
     return {
         "heading": ", ".join(part for part in (runs[0].file.question_set, counted) if part),

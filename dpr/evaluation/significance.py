@@ -51,6 +51,12 @@ class Estimate:
         return cls(mean, mean - half, mean + half, variance, freedom)
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The interval of a mean metric, cut to 0 and 1: no mean lies outside, so as many intervals hold the
+        true one as before."""
+        return max(self.low, 0.0), min(self.high, 1.0)
+
+    @property
     def outcome(self) -> str:
         """What a mean difference tells: ``HIGHER`` or ``LOWER`` where its interval leaves 0 out,
         ``NO_DIFFERENCE``, or ``TOO_FEW``."""

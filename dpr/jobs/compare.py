@@ -100,7 +100,8 @@ def run(config: CompareSettings) -> None:
         heading = others[0] if len(others) == 1 else f"{len(others)} runs"
         counts = sorted({one.test.num_questions for one in compared if one.question_set in groups})
         number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-        family = f"Holm over {len(compared)} comparisons"
+        # that all questions have equal values in is no comparison
+        family = f"Holm over {sum(one.test.difference != 0 or one.test.detectable != 0 for one in compared)} comparisons"
         print(f"\n{heading} against {against}: {number} judged questions; {family}")
         print(difference_table(compared))
         # The finest metric, unless one was named: with others, most questions change by the same.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.evaluation.significance import paired_test
+from dpr.evaluation.comparison import as_records, difference_table, differences, rows_of
+from dpr.evaluation.significance import estimate, paired_test
 from dpr.formats.results import PerQuestion, read_metrics, write_metrics
 from tests.helpers.jobs import compare as main
 
@@ -88,12 +89,12 @@ def test_each_run_is_tested_against_the_first_question_by_question(
     assert (tests["mrr@10"]["p_t"], tests["mrr@10"]["detectable"]) == pytest.approx(
         (expected.p_t, expected.detectable)
     )
-    assert tests["mrr@10"]["p_holm"] == pytest.approx(2 * tests["mrr@10"]["p_flips"])
-    assert tests["ndcg@10"]["p_holm"] == tests["ndcg@10"]["p_flips"] == 1
+    assert tests["mrr@10"]["p_holm"] == tests["mrr@10"]["p_flips"]
+    assert tests["ndcg@10"]["p_holm"] == tests["ndcg@10"]["p_flips"] == 1  # all equal: not in the family
     gains = {f"q{row}": abs((after[row] or 0) - (before[row] or 0)) for row in range(30)}
     most = max(gains, key=lambda key: gains[key])
     printed = capsys.readouterr().out
-    assert "second against first: 29 judged questions; Holm over 2 comparisons" in printed
+    assert "second against first: 29 judged questions; Holm over 1 comparisons" in printed
     assert f"{most}: what is {most}" in printed
     assert "per_question" not in stored["runs"]["first"]
 
@@ -102,7 +103,7 @@ def test_metrics_can_be_named_and_the_family_is_all_that_is_tested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [
-        full_report(tmp_path, name, {"mrr@10": [0.5, 1.0, value], "recall@5": [0, 1, 1]})
+        full_report(tmp_path, name, {"mrr@10": [0.5, 1.0, value], "recall@5": [0, 1, 1 - value]})
         for name, value in zip("abc", (0.1, 0.2, 0.3))
     ]
     assert main([*files, "--metrics", "recall@5,mrr@10"]) == 0
@@ -113,6 +114,37 @@ def test_metrics_can_be_named_and_the_family_is_all_that_is_tested(
         main([*files, "--metrics", "mrr@11"])
     with pytest.raises(InputError, match="no values of each question"):
         main([files[0], report(tmp_path, "old", questions=3, **{"mrr@10": 0.5})])
+
+
+def test_sets_of_equal_figures_do_not_count_and_no_interval_leaves_the_range_of_the_metric() -> None:
+    rng = random.Random(1)
+    ids = [f"q{row}" for row in range(20)]
+    before = [rng.random() for _ in ids]
+    after = [value + rng.random() / 3 for value in before]
+    nearly_all = [0.0, *[1.0] * 19]
+
+    def runs(first: list[float], second: list[float]) -> dict[str, PerQuestion]:
+        return {
+            name: PerQuestion(ids, ids, {"ndcg@10": list(values)})
+            for name, values in (("a", first), ("b", second))
+        }
+
+    one = differences({"moved": runs(before, after)}, ["ndcg@10"])
+    equal = {f"equal{number}": runs(before, before) for number in range(3)}
+    family = differences({"moved": runs(before, after), **equal}, ["ndcg@10"])
+    assert one[0].adjusted == one[0].test.p_flips
+    # the set that moved, and the mean over all sets
+    assert family[0].adjusted == 2 * family[0].test.p_flips
+    assert [found.adjusted for found in family[1:4]] == [1.0, 1.0, 1.0]
+
+    far = difference_table(differences({"far": runs([0.0] * 20, nearly_all)}, ["ndcg@10"]))
+    assert "[+0.845, +1.000]" in far
+    found = estimate(nearly_all)
+    assert found.high > 1 and found.ends == (found.low, 1.0)
+    assert estimate(before).ends == (estimate(before).low, estimate(before).high)
+    table = rows_of({"set": {"model": {"ndcg@10": found}}})
+    assert table[1][1] == "0.950 [0.845, 1.000]"
+    assert as_records({"set": {"model": {"ndcg@10": found}}})["set"]["model"]["ndcg@10"]["high"] == 1.0
 
 
 def test_runs_over_other_judged_questions_are_not_compared(tmp_path: Path) -> None:
