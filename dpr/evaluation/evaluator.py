@@ -131,25 +131,14 @@ class Evaluator:
         listed = (self.qrels or {}).values()
         return {passage for grades in listed for passage, grade in grades.items() if grade > 0}
 
-    def check(
-        self, rankings: Sequence[Ranking], passages: Collection[str] | None = None, *, own: str = ""
-    ) -> None:
-        """Says how questions, judgements, rankings and corpus fit together.
-
-        Args:
-            passages: those judged relevant, as far as the corpus has them; absent = that is not checked.
-            own: where it is to be said that questions find themselves, what leaves such hits out.
-
-        Raises:
-            InputError: no relevant passage is in the corpus.
-        """
+    def check(self, rankings: Sequence[Ranking], *, own: str = "") -> None:
+        """Says how questions, judgements and rankings fit together. ``own``: where it is to be said that
+        questions find themselves, what leaves such hits out."""
         if self.answer_match is not None:
             warn_of_empty_answers(self.questions)
         if self.qrels is None:
             return
         first = next((ranking[0][0] for ranking in rankings if ranking), None)
-        if passages is not None:
-            self.require_relevant(passages, f"a retrieved one {first!r}")
         logger.info("judgements: %s", self.coverage(rankings))
         found_themselves: list[str] = []
         is_any_right = False

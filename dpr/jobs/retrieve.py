@@ -36,7 +36,7 @@ from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
 from dpr.models.trials import mention_bf16
-from dpr.retrieval.passages import require_passages
+from dpr.retrieval.passages import find_passages, require_passages
 from dpr.retrieval.retrievers import (
     DenseRetriever,
     Fusion,
@@ -93,6 +93,7 @@ def run(config: RetrievalConfig) -> None:
             missing = "ctx_datasets=[<corpus>] gives the texts to look for answers in"
         logger.warning("there is nothing to compute metrics from: %s", missing)
     evaluator = Evaluator(questions, qrels, answer_match, config.n_docs)
+    _require_relevant(evaluator, sources)
     options = question_set.options
     form = QuestionForm(
         prefix=options.special_query_token,
@@ -144,10 +145,9 @@ def run(config: RetrievalConfig) -> None:
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
 
     passages = None
-    if sources and (config.out_file or answer_match or qrels):
-        needed = _ids(rankings) if config.out_file or answer_match else set()
-        passages = require_passages(sources, needed, also=evaluator.relevant())
-    evaluator.check(rankings, passages, own="skip_same_id=true leaves out hits with a question's own id")
+    if sources and (config.out_file or answer_match):
+        passages = require_passages(sources, _ids(rankings))
+    evaluator.check(rankings, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
 
     if config.out_file:
@@ -227,6 +227,14 @@ def weight_values(
         fused = fuse_linear(dense, lexical, weight=weight, k=evaluator.num_docs)
         values[weight] = evaluator.evaluate(fused, passages).metrics[metric]
     return values
+
+
+def _require_relevant(evaluator: Evaluator, sources: Sequence[PassageSource]) -> None:
+    """Raises InputError, before anything is embedded or searched, where no passage that is judged relevant is
+    in the corpus; warns where some are not."""
+    if sources and (first := next(sources[0].read(), None)):
+        found = find_passages(sources, evaluator.relevant())
+        evaluator.require_relevant(found, f"the corpus begins with {first.id!r}", file=sources[0].file)
 
 
 def _ids(rankings: Sequence[Ranking]) -> set[str]:
@@ -329,7 +337,9 @@ def _evaluate_set(
         ids = [question.id for question in questions]
         require_judged(ids, qrels, file=str(test_set.qrels), of=str(test_set.queries))
         questions = [question for question in questions if question.id in qrels]
+    evaluator = Evaluator(questions, qrels, "string" if qrels is None else None, config.n_docs)
     source = PassageSource(test_set.corpus, test_set.name, passage_prefix=options.passage_prefix or "")
+    _require_relevant(evaluator, [source])
 
     # Both sides are searched once; the hybrid is made of what they found.
     form = QuestionForm(prompt=options.prompt, query_prefix=options.query_prefix)
@@ -359,13 +369,12 @@ def _evaluate_set(
         rankings["hybrid"] = fusion.fuse(rankings["dense"], rankings["bm25"], config.n_docs)
     rankings = {system: [hits[: config.n_docs] for hits in rankings[system]] for system in config.systems}
 
-    evaluator = Evaluator(questions, qrels, "string" if qrels is None else None, config.n_docs)
     needed = set()
     if evaluator.answer_match:
         needed = {passage for listed in rankings.values() for passage in _ids(listed)}
-    passages = require_passages([source], needed, also=evaluator.relevant())
+    passages = require_passages([source], needed)
     own = "skip_same_id: true in the set's entry leaves out hits with a question's own id"
-    evaluator.check(rankings[config.systems[-1]], passages, own=own)
+    evaluator.check(rankings[config.systems[-1]], own=own)
     texts = [form.text(question.text) for question in questions]
     manifest = {"kind": "evaluation", "made_of": made_of}
     with durable_folder(target, overwrite=config.overwrite, metadata=manifest) as folder:

@@ -24,7 +24,7 @@ def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dic
     the last passage wanted."""
     wanted = set(ids)
     passages_by_id: dict[str, Passage] = {}
-    for source in map(with_store, sources):
+    for source in map(with_store, sources if wanted else ()):
         if isinstance(source, StoredSource):
             passages_by_id |= source.find(wanted)
         else:
@@ -40,15 +40,13 @@ def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dic
     return passages_by_id
 
 
-def require_passages(
-    sources: Sequence[PassageSource], ids: Collection[str], *, also: Collection[str] = ()
-) -> dict[str, Passage]:
-    """As ``find_passages``, for ``ids``, which must all be there, and for ``also``, which need not.
+def require_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
+    """As ``find_passages``, for ``ids`` that must all be there.
 
     Raises:
         InputError: names a missing id and the files searched.
     """
-    passages = find_passages(sources, {*ids, *also}) if ids or also else {}
+    passages = find_passages(sources, ids)
     missing = sorted(set(ids) - passages.keys())
     if missing:
         raise InputError(

@@ -220,9 +220,10 @@ def test_judgements_of_another_corpus_are_refused_or_a_loud_warning(
     if corpus:
         assert code == 3
         assert (
-            "none of the 1 passages judged relevant is in the corpus: a passage judged relevant is 'd1', a"
-            " retrieved one 'p0" in error
+            "none of the 1 passages judged relevant is in the corpus: a passage judged relevant is 'd1',"
+            " the corpus begins with 'p000'" in error
         )
+        assert "searched in" not in error
     else:
         assert code == 0
         assert "no passage judged relevant was retrieved for any question" in error
@@ -307,7 +308,9 @@ def test_a_corpus_without_the_passages_is_refused(
     assert "vectors of another corpus ('corpus.tsv' as it was)" in capsys.readouterr().err
 
 
-def test_the_corpus_is_read_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_is_read_once_before_the_search_and_once_behind_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = []
     real = PassageSource.read
     monkeypatch.setattr(
@@ -315,7 +318,9 @@ def test_the_corpus_is_read_once(world: World, tmp_path: Path, monkeypatch: pyte
     )
     corpus, qrels = f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}"
     assert main(dense(world, corpus, qrels, f"out_file={tmp_path / 'results.json'}")) == 0
-    assert len(read) == 1
+    assert (
+        len(read) == 3
+    )  # the first passage, those that are judged relevant, and the texts of what was found
 
 
 def test_what_does_not_fit_together_is_reported(

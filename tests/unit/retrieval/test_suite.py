@@ -216,6 +216,27 @@ def test_ids_that_trec_files_cannot_hold_are_said(
     assert {path.name for path in (tmp_path / "out" / "set").iterdir()} == {"bm25.json", "manifest.json"}
 
 
+def test_judgements_of_another_corpus_are_found_before_it_is_embedded(
+    world: World, beir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "set"
+    shutil.copytree(beir / "second", folder)
+    judged = {question.id: {f"d{number}": 1} for number, question in enumerate(world.questions[:8])}
+    write_qrels(folder / "qrels" / "test.tsv", judged)
+    out = tmp_path / "out"
+    assert main(arguments(world, out, folder)) == 3
+    error = capfd.readouterr().err
+    assert "none of the 8 passages judged relevant is in the corpus" in error
+    assert "is 'd0', the corpus begins with 'p000'" in error
+    assert not list(out.glob("cache/*"))  # neither vectors nor an index
+    judged[world.questions[0].id] = {"p000": 1}
+    write_qrels(folder / "qrels" / "test.tsv", judged)
+    assert main(arguments(world, out, folder)) == 0
+    error = capfd.readouterr().err
+    warning = "7 of 8 passages judged relevant are not in the corpus"
+    assert error.count(warning) == 1 and error.index(warning) < error.index("index of 40 passages built")
+
+
 def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Path) -> None:
     results = json.loads((evaluated / "results.json").read_text())
     assert (results["sets"], results["systems"]) == (["first", "second"], ["bm25", "dense", "hybrid"])
@@ -231,7 +252,7 @@ def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Pa
             half = {12: 2.200985, 8: 2.364624}[count] * values.std(ddof=1) / count**0.5
             assert run.num_questions == count
             assert (found["mean"], found["low"], found["high"]) == pytest.approx(
-                (values.mean(), values.mean() - half, values.mean() + half)
+                (values.mean(), max(values.mean() - half, 0.0), min(values.mean() + half, 1.0))
             )
     for system in results["systems"]:
         mean = (
