@@ -29,7 +29,7 @@ _LINES = {
     "start_multi_process_pool stop_multi_process_pool encode_multi_process pool": (
         "encode(texts) uses all cores of this machine; dpr embed under torchrun embeds on several GPUs"
     ),
-    "truncate_dim": "model.keep_dimensions(256) cuts vectors from then on",
+    "truncate_dim matryoshka_dims": "model.keep_dimensions(256) cuts vectors; dimensions=[256, 64] of the trainer trains for it",
     "precision": "sentence_transformers.quantize_embeddings(vectors, 'int8'), or dpr embed out_dtype=int8",
     "prompt": "put it before the texts; prompt_name=NAME takes one of the model's prompts",
     "prompts default_prompt_name query_prefix passage_prefix query_instruction query_instruction_for_retrieval": (
@@ -46,8 +46,7 @@ _LINES = {
         "HF_HOME and HF_TOKEN in the environment say where models are kept and who fetches them"
     ),
     "revision": "hf download USER/NAME --revision REVISION fetches it; give the folder that it prints",
-    "pooling": "settings=EncoderSettings(pooling=...)",
-    "normalize": "settings=EncoderSettings(normalize=True)",
+    "pooling normalize": "settings=EncoderSettings(pooling=...), or settings=EncoderSettings(normalize=True)",
     "lora lora_r lora_rank lora_alpha lora_config peft_config LoraConfig add_adapter get_peft_model": (
         "encoder.adapter=lora trains adapters; from Python, the model is"
         ' BiEncoder.from_pretrained(name, EncoderSettings(adapter="lora", lora_rank=16))'
@@ -60,18 +59,15 @@ _LINES = {
         "Retriever.build(model, texts).search(question, k=5) searches"
     ),
     "add_texts add_documents insert": "add(passages) adds texts, dictionaries with 'text', or Passage",
-    "remove delete update upsert": (
-        "search(question, ids=[...]) searches the passages that stay; Retriever.build makes it again of other passages"
-    ),
+    "remove delete update upsert": "search(question, ids=[...]) searches the passages that stay; Retriever.build makes another",
+    "set": "corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels: FOLDER/qrels/test.tsv",
     "ids metadata metadatas titles": 'passages=[{"id": "a", "title": "", "text": "...", "year": 2020}, ...]',
     "top_k topk n limit n_results num_results": "k=5",
     "filter filters": 'where={"language": "en", "year": [2020, 2021]}',
-    "hybrid": 'mode="hybrid"',
-    "alpha": 'weight=0.5, the share of the dense side, with mode="hybrid"',
+    "hybrid alpha": 'mode="hybrid", weight=0.5',
     "save_model": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
     "early_stopping_patience": "callbacks=[dpr.EarlyStopping(patience=3)]",
     "mini_batch_size": "grad_cache_tokens=16384 holds the graphs of so many tokens at most",
-    "matryoshka_dims": "dimensions=[256, 64]",
     "resume_from_checkpoint": "train() goes on with the run that it finds in output_dir",
 }
 _HOME = {name: line for names, line in _LINES.items() for name in names.split()}

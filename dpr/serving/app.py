@@ -40,15 +40,16 @@ from dpr.serving.settings import ServeSettings
 
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
-OPENAI = "/v1/embeddings"
+OPENAI = "/v1/"
+"""Beginning of the addresses that answer as OpenAI's service does."""
 HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
 _STATE = (*HEALTH, "/metrics")  # a full service must be able to say so
-_PATHS = ("/", "/search", OPENAI, "/info", *_STATE)
+_PATHS = ("/", "/search", "/v1/embeddings", "/v1/models", "/info", *_STATE)
 LIMITS = {
     "requests": 512,
-    "bytes": 2 * 2**20,
-    "texts": 512,
+    "bytes": 8 * 2**20,
+    "texts": 2048,
     "characters": 8192,
     "passages per question": 1000,
     "passages": 100_000,
@@ -125,7 +126,7 @@ class EmbeddingsBody(BaseModel):
 
     input: Annotated[Texts, BeforeValidator(_only_texts)]
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
     input_type: str | None = None
 
@@ -265,7 +266,7 @@ def make_app(
         alike = index.name, body.k, str(wanted), texts
         return await arrived(engine.ask(alike, body.queries, work, shape))
 
-    @app.post(OPENAI)
+    @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         """The vectors of texts, as OpenAI answers. The texts of a request are embedded together, and with no
         others, so that others change none of their digits."""
@@ -294,6 +295,13 @@ def make_app(
             return {"object": "list", "data": data, "model": index.name, "usage": usage}
 
         return await arrived(engine.ask(object(), body.input, work, shape))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The names that ``/v1/embeddings`` takes as ``model``, as OpenAI lists models."""
+        index_of(None)
+        about = {"object": "model", "created": 0, "owned_by": "dpr"}
+        return {"object": "list", "data": [{"id": one.name, **about} for one in engine.indexes if one.model]}
 
     @app.get("/info")
     async def info() -> dict[str, Any]:
@@ -366,7 +374,7 @@ def _refusal(
     request: Request, status: int, said: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """A sentence, where the clients of the address look for it."""
-    error = {"message": said} if request.scope["path"] == OPENAI else said
+    error = {"message": said} if request.scope["path"].startswith(OPENAI) else said
     return JSONResponse({"error": error}, status, headers=headers)
 
 

@@ -106,7 +106,7 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
         (lambda *_: Retriever.build(None, ["ba"]).search("ba", filter={"a": 1}), "where={"),
         (
             lambda *_: Retriever.build(None, ["ba"]).search("ba", hybrid=True, n=3, nothing=1),
-            "'hybrid': mode=\"hybrid\"; nor 'n': k=5; nor 'nothing'",
+            "'hybrid': mode=\"hybrid\", weight=0.5; nor 'n': k=5; nor 'nothing'",
         ),
     ],
 )

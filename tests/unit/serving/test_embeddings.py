@@ -88,6 +88,11 @@ def test_the_real_client_of_openai(runs: dict[str, Path], models: dict[str, BiEn
         )
         with pytest.raises(openai.UnprocessableEntityError, match="say which these are by input_type"):
             client.embeddings.create(model="two", input=TEXTS)
+        names = [model.id for model in client.models.list()]
+        assert {"one", "prompted", "two", "two:dense"} <= {*names} and "words" not in names
+        many = [f"ka {number}" for number in range(1000)]  # as LangChain's client sends them
+        answer = client.embeddings.create(model="one", input=many, encoding_format=None)
+        assert close([item.embedding for item in answer.data], models["one"].encode(many))
         with pytest.raises(
             openai.NotFoundError, match="there is no index 'text-embedding-3-small'; /info lists"
         ):
@@ -154,7 +159,7 @@ def test_sides_that_differ_must_be_named(client: Any, models: dict[str, BiEncode
         ({"input": "ka", "model": "words"}, "words has no model; it searches by words alone"),
         ({"input": "ka", "input_type": "title"}, "'title' is not known; choose of query, passage"),
         ({"input": "ka", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": ["ka"] * 600}, "at most 512 items"),
+        ({"input": ["ka"] * 2049}, "at most 2048 items"),
         ({"input": "k" * 9000}, "input.0: string should have at most 8192 characters"),
     ],
 )
@@ -220,11 +225,13 @@ def test_one_wrong_request_does_not_fail_those_beside_it(
 
 def test_a_refusal_of_any_kind_is_where_openais_clients_look_for_it(runs: dict[str, Path]) -> None:
     with served({"one": runs["one"]}, token="secret") as client:
+        assert "message" in client.get("/v1/models").json()["error"]
+        assert "message" in client.post("/v1/chat/completions", json={}).json()["error"]
         asked = {"input": "ka"}
         head = {"Authorization": "Bearer secret"}
         answers = [
             client.post("/v1/embeddings", json=asked),
-            client.post("/v1/embeddings", json={"input": "ka " * 700_000}, headers=head),
+            client.post("/v1/embeddings", json={"input": "ka " * 3_000_000}, headers=head),
             client.post("/v1/embeddings", content=b"{", headers=head),
             client.get("/v1/embeddings", headers=head),
             client.post("/v1/embeddings", json=asked | {"model": "none"}, headers=head),

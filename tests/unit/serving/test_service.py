@@ -49,7 +49,7 @@ def test_info_names_what_is_served(client: Any) -> None:
         ("run:bm25", "bm25"),
     ]
     assert all(item["passages"] == 60 and item["exact"] for item in info["indexes"])
-    assert info["limits"]["texts"] == 512
+    assert info["limits"]["texts"] == 2048
     page = client.get("/")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
