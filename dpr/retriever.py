@@ -15,6 +15,7 @@ import numpy as np
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
+from dpr.core.logs import configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
@@ -128,6 +129,7 @@ class Retriever(metaclass=Hinting):
             holds something else.
         """
         refuse(others, "Retriever.build()")
+        configure_by_default()  # embedding many passages takes minutes, and says how far it is
         if not isinstance(model, BiEncoder | str | Path | None):
             raise ConfigError(
                 f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to"

@@ -42,10 +42,9 @@ _LINES = {
     ),
     "trust_remote_code": "code in model folders is never run; leave it out",
     "similarity_fn_name": "BiEncoder.from_pretrained(name, EncoderSettings(normalize=True)) has cosine",
-    "cache_folder cache_dir token use_auth_token local_files_only": (
-        "HF_HOME and HF_TOKEN in the environment say where models are kept and who fetches them"
+    "cache_folder cache_dir token use_auth_token local_files_only revision": (
+        "HF_HOME and HF_TOKEN say where models are kept and who fetches them; hf download --revision fetches a revision"
     ),
-    "revision": "hf download USER/NAME --revision REVISION fetches it; give the folder that it prints",
     "pooling normalize": "settings=EncoderSettings(pooling=...), or settings=EncoderSettings(normalize=True)",
     "lora lora_r lora_rank lora_alpha lora_config peft_config LoraConfig add_adapter get_peft_model": (
         "encoder.adapter=lora trains adapters; from Python, the model is"

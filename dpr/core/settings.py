@@ -26,7 +26,7 @@ from types import NoneType, UnionType
 from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
-from dpr.core.other_names import refuse
+from dpr.core.other_names import hint, refuse
 from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
 
 _USED_BY_OTHERS = {
@@ -227,7 +227,7 @@ class Settings:
         known = [item.name for item in fields(cls)]
         for name in given:
             if name not in known:
-                near = suggestion(str(name), known, otherwise=f"; it has {', '.join(known)}")
+                near = hint(name) or suggestion(str(name), known, otherwise=f"; it has {', '.join(known)}")
                 raise ConfigError(f"unknown setting {prefix}{name}{near}")
         settings = cls(**{name: value for name, value in given.items() if value is not None})
         settings.check(prefix)

@@ -302,10 +302,10 @@ def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
                 out.write(_line(number, row))
         yield file
     except InputError as error:
-        if error.file != file:
+        if str(error.file) != str(file):
             raise
         where = data if is_hub_name(data) else None
-        row = error.found if error.line is None else f"row {error.line}: {error.found}"
+        row = f"the rows given: {error.found}" if error.line is None else f"row {error.line}: {error.found}"
         raise InputError(row, file=where, expected=error.expected, hint=error.hint) from None
     finally:
         remove(folder)

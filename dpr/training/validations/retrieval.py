@@ -25,6 +25,7 @@ from dpr.core.distributed import (
 )
 from dpr.core.errors import ConfigError, InputError, LostRankError
 from dpr.core.logs import counted, get_logger
+from dpr.core.other_names import hint
 from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, flat_values, listed, setting
@@ -90,7 +91,9 @@ class RetrievalValidationSettings(Settings):
             if file == "":
                 raise ConfigError(f"{prefix}{key} is not set; name a file")
             if file and not Path(file).is_file():
-                raise ConfigError(f"{prefix}{key}={file} is not a file")
+                raise ConfigError(
+                    f"{prefix}{key}={file} is not a file{hint('set') if Path(file).is_dir() else ''}"
+                )
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
         if self.sample and not self.qrels:

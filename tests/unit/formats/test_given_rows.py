@@ -221,3 +221,18 @@ def test_pairs_frames_and_examples_are_rows(tmp_path: Path, monkeypatch: pytest.
     # two names of files are no question and passage
     with pytest.raises(InputError, match=r"missing.jsonl: no such file"):
         opened_sets([("missing.jsonl", "other.jsonl")], "train")
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([], "the rows given: holds no rows"),
+        ([{"question": "q", "positive": None}], "no rows can be used: of 1"),
+    ],
+)
+def test_what_is_wrong_with_all_rows_names_no_file_of_the_cache(
+    rows: list[dict[str, Any]], found: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as error:
+        opened(datasets.Dataset.from_list(rows), tmp_path)
+    assert found in str(error.value) and str(tmp_path) not in str(error.value)

@@ -4,6 +4,7 @@ and additions."""
 from __future__ import annotations
 
 import json
+import logging
 import random
 import shutil
 from pathlib import Path
@@ -334,6 +335,25 @@ def test_a_value_of_another_type_than_its_fields_is_refused_when_it_comes_in(
     )
     with pytest.raises(InputError, match=r"c\.jsonl:2: n is the string '1', expected float"):
         Retriever.build(model, tmp_path / "c.jsonl", folder=tmp_path / "file" if is_stored else None)
+
+
+def test_a_long_build_says_how_far_it_is_in_a_plain_script(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = logging.getLogger("dpr")
+    monkeypatch.setattr(own, "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr("dpr.core.logs._FIRST_LINES_EVERY_S", 0.0)
+    monkeypatch.setattr("dpr.jobs.search._ENCODED_AT_ONCE", 2)
+    level = own.level
+    own.setLevel(logging.NOTSET)
+    try:
+        tiny = Mock(spec=BiEncoder)
+        tiny.encode_passages.side_effect = lambda texts: np.zeros((len(texts), 2), dtype=np.float32)
+        Retriever.build(tiny, ["ka"] * 6)
+    finally:
+        own.setLevel(level)
+    assert "embedding: 2 of 6 passages" in capfd.readouterr().err
 
 
 def test_what_a_killed_add_left_is_removed_by_the_next(

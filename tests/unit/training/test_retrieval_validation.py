@@ -174,6 +174,8 @@ def test_the_best_is_the_highest_and_without_dev_sets_by_ndcg(
     [
         ({"kind": "recall"}, r"train.validation\[0\].kind=recall is not known; choose retrieval"),
         ({"corpse": "x"}, r"unknown setting train.validation\[0\].corpse; did you mean corpus"),
+        ({"set": "beir"}, r"\[0\].set: corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels"),
+        ({"corpus": "/"}, r"\[0\].corpus=/ is not a file: corpus: FOLDER/corpus.jsonl"),
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
         (
             {"sample": 5, "qrels": None},
