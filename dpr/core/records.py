@@ -165,9 +165,9 @@ def composed(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns the text without differences of normal form, case and spacing. Texts are the same wherever this
-    is equal."""
-    return " ".join(composed(text).casefold().split())
+    """Returns the text without differences of normal form (ligatures and full-width letters included), case and
+    spacing. Texts are the same wherever this is equal."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def rows_of(given: Any) -> Any:
