@@ -97,12 +97,15 @@ def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None
         assert same(Passage("x y", id="7"), other, "b"), "equal texts of two data sets are one passage"
     for form in ("NFC", "NFD"):
         assert same(Passage(normalize(form, "\xc9T\xc9"), id="7"), Passage("\xe9t\xe9", id="8")), form
+    assert same(Passage("\ufb01le \uff17", id="7"), Passage("file 7", id="8")), (
+        "ligatures and full-width letters"
+    )
 
 
 def test_identities_of_texts_in_the_usual_form_stay_as_they_are() -> None:
     """Token stores hold them, and resumed runs compare them."""
-    passage = Passage("L'\xe9t\xe9 de 10\xb2 \ufb01ns", "T")
-    assert judgement_identity(passage, "a") == (-6037678281842116263, -6037678281842116263)
+    passage = Passage("L'\xe9t\xe9 de 10 ans", "T")
+    assert judgement_identity(passage, "a") == (-5853434909548537207, -5853434909548537207)
 
 
 def test_other_negatives_stand_in_for_missing_hard_ones() -> None:
