@@ -65,6 +65,17 @@ _TASKS = {
 """Where launchers that start a program several times number these, and how many there are: srun, mpirun."""
 
 
+def require_ranks() -> None:
+    """Raises ConfigError if a launcher has started the program several times without ranks, so that each would train
+    alone."""
+    for number, count in _TASKS.items():
+        if "RANK" not in os.environ and number in os.environ and (tasks := launched(count)) > 1:
+            raise ConfigError(
+                f"this is one of {tasks} tasks ({count}={tasks}), but no RANK, so each would train alone;"
+                f" start one task with torchrun in it, or unset {number} to run as one process"
+            )
+
+
 @contextmanager
 def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ranks]:
     """Joins the group that a launcher (torchrun) announced in the environment, if there is one; leaves it at
@@ -84,14 +95,7 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
         launched(name)
     found = f"the environment has RANK={rank} and WORLD_SIZE={os.environ.get('WORLD_SIZE', '(none)')}"
     way_out = "start with torchrun, or unset RANK and WORLD_SIZE to run as one process"
-    if "RANK" not in os.environ:
-        for number, count in _TASKS.items():
-            if number in os.environ and (tasks := launched(count)) > 1:
-                raise ConfigError(
-                    f"this is one of {tasks} tasks ({count}={tasks}), but no RANK, so each would do all of the work;"
-                    f" start one task with torchrun in it, or unset {number} to run as one process"
-                )
-    elif rank >= world_size:
+    if rank >= world_size:
         raise ConfigError(f"{found}, but ranks are counted from 0; {way_out}")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Ranks()

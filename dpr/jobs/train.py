@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
+from dpr.core.distributed import current_ranks, on_main, process_group, require_ranks, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
@@ -69,6 +69,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             "output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g."
             " output_dir=runs/first"
         )
+    require_ranks()
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
         # Everything that settings name is looked at before the model and the data are read: that may take an
