@@ -112,7 +112,8 @@ class FaissIndex(Index):
             raise InputError("no vectors to index")
         factory = cls._factory(settings, total)
         packed = []
-        faiss.cvar.product_quantizer_compute_codes_bs = _ENCODED_AT_ONCE
+        faiss_wide: Any = faiss.cvar
+        faiss_wide.product_quantizer_compute_codes_bs = _ENCODED_AT_ONCE
         try:
             engine = cls._learned(settings, cls._empty(factory, dimension), corpus)
             for ids, vectors in blocks(corpus, _ADDED_AT_ONCE):

@@ -58,7 +58,7 @@ class SearchSettings:
         files: list[str] = []
         for pattern in self.encoded_ctx_files:
             found = matching_paths(pattern) if is_wide(pattern) else []
-            files += map(str, found or [pattern])
+            files += [str(path) for path in found] or [pattern]
         stated = replace(self, encoded_ctx_files=files)
         relative = stated._with_paths(lambda path: os.path.relpath(path, folder))
         value = asdict(relative) | {"schema": _SCHEMA}
