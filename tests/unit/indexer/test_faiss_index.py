@@ -358,7 +358,7 @@ def test_what_faiss_cannot_make_is_one_sentence(factory: str, message: str) -> N
 
 
 def test_a_transform_that_is_wider_than_the_file_is_opened_again(tmp_path: Path) -> None:
-    size = {"num_vectors": 40, "factory": "L2norm,SQ4"}
+    size: dict[str, Any] = {"num_vectors": 40, "factory": "L2norm,SQ4"}
     found = index("faiss", tmp_path / "index", **size).search(make()[2], 5)[1]
     assert index("faiss", tmp_path / "index", **size).search(make()[2], 5)[1] == found
 
