@@ -363,7 +363,9 @@ def chosen_ids(ids: Iterable[str]) -> np.ndarray:
             raise ConfigError(
                 f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']"
             )
-    return np.unique(encode_ids([item for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item]))
+    return np.unique(
+        encode_ids([str(item) for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item])
+    )
 
 
 def _kind_of(name: str, value: Any) -> str:

@@ -24,7 +24,6 @@ _LINES = {
         "the loss is that of in-batch negatives unless loss= says otherwise; temperature=0.05 is its scale of 20"
     ),
     "mine_hard_negatives": "dpr mine train.jsonl corpus=corpus.tsv out=mined.jsonl model_file=FOLDER mines hard negatives",
-    "util": "sentence_transformers.util works with these vectors; Retriever.build(model, texts) searches",
     "encode index": "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches",
     "start_multi_process_pool stop_multi_process_pool encode_multi_process pool": (
         "encode(texts) uses all cores of this machine; dpr embed under torchrun embeds on several GPUs"
@@ -54,8 +53,8 @@ _LINES = {
         "Retriever.build(model, passages) makes one, Retriever.open(folder) opens one"
     ),
     "save save_local persist": "Retriever.build(model, passages, folder=FOLDER) keeps it, Retriever.open(FOLDER) opens it again",
-    "semantic_search retrieve invoke query ask get_relevant_documents similarity_search": (
-        "Retriever.build(model, texts).search(question, k=5) searches"
+    "util semantic_search retrieve invoke query ask get_relevant_documents similarity_search": (
+        "Retriever.build(model, texts).search(question, k=5) searches; sentence_transformers.util takes these vectors"
     ),
     "add_texts add_documents insert": "add(passages) adds texts, dictionaries with 'text', or Passage",
     "remove delete update upsert": "search(question, ids=[...]) searches the passages that stay; Retriever.build makes another",
