@@ -1,9 +1,10 @@
 """Delimited files (corpora, questions, pairs, judgements): the fields of every row, by one rule of quoting
 for all commands; and the names of columns and keys, there and in the records of this and of other toolkits.
 
-A tab separates fields, or a comma where the header or the name of the file says so. Whether quotes are those of a
-csv file or text is decided for the whole file by its first megabyte. In a csv file they must be right, or the row
-is refused; a field in quotes may go on over lines. In any other file a newline ends a row, and quotes are text.
+A tab separates fields, or a comma or semicolon where the header or the name of the file says so, or the sign that
+a first line such as ``sep=;`` names. Whether quotes are those of a csv file or text is decided for the whole file by
+its first megabyte. In a csv file they must be right, or the row is refused; a field in quotes may go on over lines.
+In any other file a newline ends a row, and quotes are text.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -23,54 +25,29 @@ _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
 # The first one that is there counts. A passage's own id stands before that of the document it was cut from:
 # MS MARCO's have pid and docid.
 ROW_IDS = ("_id", "id")
-NAMED_PASSAGE_IDS = ("passage_id", "psg_id", "pid", "docid", "doc_id", "document_id", "docno", "corpus_id")
+NAMED_PASSAGE_IDS = tuple("passage_id psg_id pid docid doc_id document_id docno corpus_id".split())
 PASSAGE_IDS = (*ROW_IDS, *NAMED_PASSAGE_IDS)
-# fmt: off
-PASSAGE_TEXTS = (
-    "text", "contents", "content", "passage", "passage_text",
-    "document_text", "doc_text", "segment", "body", "document", "paragraph", "context",
+PASSAGE_TEXTS = tuple(
+    "text contents content passage passage_text document_text doc_text segment body document "
+    "paragraph context".split()
 )
-# fmt: on
 TITLES = ("title", "passage_title", "document_title", "doc_title")
 NAMED_QUESTION_IDS = ("query_id", "qid", "question_id", "topic_id")
 QUESTION_IDS = (*ROW_IDS, *NAMED_QUESTION_IDS)
 QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
 ANSWERS = ("answers", "answer")
-POSITIVES = (
-    "positive",
-    "positives",
-    "pos",
-    "positive_passages",
-    "positive_ctxs",
-    "pos_doc",
-    "pos_docs",
-    "passage",
-    "context",
-    "document",
+POSITIVES = tuple(
+    "positive positives pos positive_passages positive_ctxs pos_doc pos_docs passage context document".split()
 )
-# fmt: off
-NEGATIVES = (
-    "negative", "negatives", "neg", "negs", "hard_negative", "hard_negatives", "hard_neg", "hard_negs", "neg_doc",
-    "neg_docs", "negative_passages", "hard_negative_passages", "negative_ctxs", "hard_negative_ctxs",
+NEGATIVES = tuple(
+    "negative negatives neg negs hard_negative hard_negatives hard_neg hard_negs neg_doc neg_docs "
+    "negative_passages hard_negative_passages negative_ctxs hard_negative_ctxs".split()
 )
-# fmt: on
-GRADES = (
-    "score",
-    "grade",
-    "rel",
-    "relevance",
-    "relevancy",
-    "label",
-    "rating",
-    "judgement",
-    "judgment",
-    "qrel",
+GRADES = tuple("score grade rel relevance relevancy label rating judgement judgment qrel".split())
+LABELS = tuple(
+    "label labels relevance is_relevant relevant grade rating score scores similarity "
+    "similarity_score".split()
 )
-# fmt: off
-LABELS = (
-    "label", "labels", "relevance", "is_relevant", "relevant", "grade", "rating", "score", "scores", "similarity", "similarity_score",
-)
-# fmt: on
 ALL_NAMES = {
     *PASSAGE_IDS,
     *PASSAGE_TEXTS,
@@ -82,7 +59,9 @@ ALL_NAMES = {
     *NEGATIVES,
     *GRADES,
 }
-_SEPARATORS = {"\t": "tabs", ",": "commas"}
+_SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
+_STATED = re.compile(r'"?sep=([,;])"?\s*')
+"""A first line by which Excel is told what separates fields."""
 _HEAD_CHARACTERS = 2**20
 _ENCLOSED = re.compile(r'(?<![^\t])"((?:[^"]|"")*)"(?![^\t])')  # a whole field between tabs
 
@@ -153,12 +132,20 @@ class TableForm:
 
 
 def table_form(path: Path, *, commas: bool = False) -> TableForm:
-    """The form of a file's rows; ``commas`` may separate them without a header too.
+    """The form of a file's rows; ``commas``, or semicolons, may separate them without a header too.
 
     Raises:
-        InputError: what ``iter_lines`` raises; wrong quotes in the first row of a csv file.
+        InputError: what ``iter_lines`` raises; wrong quotes in the first row of a csv file; a header that names a
+        known column twice.
     """
-    return form_of(iter_lines(path), path, commas=commas)
+    form = form_of(iter_lines(path), path, commas=commas)
+    names = [normal_name(name) for name in form.first]
+    for name in names:
+        if names.count(name) > 1 and name in ALL_NAMES:
+            raise InputError(
+                f"the header names the column {name} twice", file=path, hint="rename or remove one of them"
+            )
+    return form
 
 
 def table_rows(path: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
@@ -178,7 +165,8 @@ def rows_of(lines: Iterable[tuple[int, str]], form: TableForm, path: Path) -> It
                 yield line, text.split(form.delimiter)
         return
     csv.field_size_limit(MAX_LINE_BYTES)
-    reader = csv.reader((f"{text}\n" for _, text in lines), delimiter=form.delimiter, strict=True)
+    texts = ("\n" if line == 1 and _STATED.fullmatch(text) else f"{text}\n" for line, text in lines)
+    reader = csv.reader(texts, delimiter=form.delimiter, strict=True)
     line = 0
     while True:
         try:
@@ -209,15 +197,35 @@ def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = Fals
     texts = [text for _, text in head if text.strip()]
     if not texts:
         return TableForm()
-    delimiter = "\t"
-    if "\t" not in texts[0]:
-        cells = next(csv.reader([texts[0].replace("\r", " ")]), [])
-        names = [normal_name(cell) for cell in cells]
-        if len(cells) > 1 and (commas or (are_names(names) and {*names} & ALL_NAMES)):
-            delimiter = ","
-    is_quoted = delimiter == "," or _has_csv_quotes(texts)
-    _, first = next(rows_of(head, TableForm(delimiter, is_quoted), path))
+    stated = _STATED.fullmatch(texts[0])
+    if stated:
+        delimiter = stated[1]
+    else:
+        delimiter = "\t" if "\t" in texts[0] else _delimiter(texts, commas=commas)
+    is_quoted = delimiter != "\t" or _has_csv_quotes(texts)
+    _, first = next(rows_of(head, TableForm(delimiter, is_quoted), path), (0, []))
     return TableForm(delimiter, is_quoted, first)
+
+
+def _delimiter(texts: Sequence[str], *, commas: bool) -> str:
+    """What separates the fields of lines the first of which has no tab: the sign that cuts the header, and of two that
+    do the one by which more rows are as long. Under a title, all rows have to be."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    found = "\t"
+    most = False, 0, 0
+    for sign in ",;":
+        rows = list(csv.reader((text.replace("\r", " ") for text in texts), delimiter=sign))
+        table = list(dropwhile(lambda row: len(row) < 2, rows))
+        names = [normal_name(cell) for cell in rows[0]]
+        count = sum(len(row) == len(table[0]) for row in table)
+        is_table = commas or (are_names(names) and not ALL_NAMES.isdisjoint(names))
+        if len(names) < 2:
+            is_table = commas and 1 < count == len(table)
+        size = len(names) > 1, count, max(map(len, rows))
+        if is_table and size > most:
+            found = sign
+            most = size
+    return found
 
 
 def _has_csv_quotes(texts: Sequence[str]) -> bool:

@@ -145,16 +145,6 @@ def test_a_record_says_where_its_passage_was_taken_from(
         ("c.tsv", "1\ta\tt\n\tb\tt\n", "c.tsv:2: empty passage id"),
         (
             "c.tsv",
-            "id;text;title\n1;a;t\n",
-            "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs",
-        ),
-        (
-            "c.csv",
-            "1;a, b;t\n2;c;t\n",
-            "c.csv:2: 1 columns, expected 2, as in the first row; columns are separated by commas",
-        ),
-        (
-            "c.tsv",
             f"1\ta\tt\n{'x' * 1025}\ta\tt\n",
             "c.tsv:2: a passage id of 1025 bytes, expected at most 1024",
         ),

@@ -162,6 +162,7 @@ def test_ids_and_questions_name_the_overrides_that_read_them(tmp_path: Path) -> 
         "query_id iteration doc_id relevance\nq1 0 d1 2\n",
         "rel,docid,qid\n2,d1,q1\n",
         '"query-id"\t"corpus-id"\t"score"\n"q1"\t"d1"\t"2"\n',
+        "query-id;corpus-id;score\nq1;d1;2\n",
     ],
 )
 def test_a_judgement_header_says_where_columns_are(tmp_path: Path, text: str) -> None:
@@ -169,19 +170,39 @@ def test_a_judgement_header_says_where_columns_are(tmp_path: Path, text: str) ->
     assert read_qrels(tmp_path / "qrels.tsv") == {"q1": {"d1": 2}}
 
 
+def test_judgements_without_grades_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "qrels.tsv").write_text("q1 Q0 d1\n")
+    with pytest.raises(InputError, match="the grade 'd1' is not an integer"):
+        read_qrels(tmp_path / "qrels.tsv")
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("q1 Q0 d1\n", "the grade 'd1' is not an integer"),
-        ("query-id;corpus-id;score\nq1;d1;1\n", "1 columns, expected 3"),
+        'id;title;text\n1;T;"x; y"\n',
+        'sep=;\r\nid;title;text\r\n1;T;"x; y"\r\n',
+        "id,title,text\n1,T,x; y\n",
+        "sep=,\nid,title,text\n1,T,x; y\n",
+        "1,x; y,T\n2,a; b; c; d,T\n",
+        '1;"x; y";T\n2;a, b;T\n',
     ],
 )
-def test_judgements_without_grades_or_with_semicolons_are_refused(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    (tmp_path / "qrels.tsv").write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_qrels(tmp_path / "qrels.tsv")
+def test_a_table_of_excel_is_read_whatever_separates_its_fields(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.csv").write_text(text, newline="")
+    assert passages_of(tmp_path / "c.csv")[0] == ("1", "x; y", "T")
+
+
+@pytest.mark.parametrize("header", ["query\tpositive\tpositive", "query,Positive,note,note,positive"])
+def test_a_header_that_names_a_column_twice_is_refused_in_one_line(tmp_path: Path, header: str) -> None:
+    row = header.replace("query", "who?").replace("ositive", "he").replace("note", "x")
+    (tmp_path / "t.tsv").write_text(f"{header}\n{row}\n")
+    with pytest.raises(InputError, match=r"t\.tsv: the header names the column positive twice; rename"):
+        list(read_rows(tmp_path / "t.tsv", ReadOptions(), name="columns"))
+    (tmp_path / "t.tsv").write_text("id\ttext\ttext\n1\ta\tb\n")
+    with pytest.raises(InputError, match="the column text twice"):
+        list(read_passages(tmp_path / "t.tsv"))
+    (tmp_path / "t.tsv").write_text("id\ttext\tx\tx\n1\ta\tb\tc\n")  # nobody reads these
+    assert len(list(read_passages(tmp_path / "t.tsv"))) == 1
 
 
 def test_judgements_of_no_question_are_refused() -> None:

@@ -217,11 +217,6 @@ def test_many_negatives_do_not_make_it_slow(tmp_path: Path, monkeypatch: pytest.
             '"who is it","a text, long"\n"what","another"\n',
             ["by commas under a header such as question,passage"],
         ),
-        (
-            "semi.csv",
-            "query;positive\nwho is it;a long text\n",
-            ["separate columns by tabs, or by commas under a header"],
-        ),
         ("odd.tsv", "one\ttwo\tthree\tfour\tfive\n", ["5 columns"]),
     ],
 )
