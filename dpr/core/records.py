@@ -36,7 +36,7 @@ class Origin:
     @property
     def place(self) -> str:
         """File and line as a text: ``guide.md:12``, ``guide.pdf, page 3``; empty where no file is known."""
-        if self.line is None or not self.file:
+        if not self.line or not self.file:
             return self.file
         unit = _UNITS.get(self.file.lower().rpartition(".")[2])
         return f"{self.file}, {unit} {self.line}" if unit else f"{self.file}:{self.line}"

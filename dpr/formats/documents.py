@@ -8,10 +8,11 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path, PurePath
 
 from dpr.core.errors import InputError
-from dpr.formats.delimited import form_of, rows_of
+from dpr.formats.delimited import PASSAGE_IDS, QUESTION_IDS, form_of, normal_name, rows_of
 
 _ASKED = re.compile(r"(?:Q|Question|Frage)\s?\d*\s?[:.)]\s+(?P<text>.+\?)", re.IGNORECASE)
 _ANSWERED = re.compile(r"(?:A|Answer|Antwort)\s?\d*\s?[:.)]\s+", re.IGNORECASE)
@@ -19,6 +20,8 @@ QUESTIONS = ("question", "query", "q", "prompt")
 ANSWERS = ("answer", "answers", "response", "a", "passage", "reply")
 _TITLES = ("title", "name", "heading", "subject", "topic")
 _TEXTS = ("text", "body", "content", "description", "abstract", "summary", "passage", "answer")
+_NAMES = (*QUESTIONS, *ANSWERS, *_TITLES, *_TEXTS)
+_IDS = (*PASSAGE_IDS, *QUESTION_IDS)
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 _BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _MOST_ACCENTS = 0.3
@@ -34,22 +37,24 @@ _BOLD_QUESTION = re.compile(r"\s*(?:\*\*|__)([^*_]+\?)(?:\*\*|__)\s*")
 _UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*")
 _RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
-_TABLE_RULE = re.compile(r"\s*\|?[\s:|-]*-[\s:|-]*")
+_TABLE_RULE = re.compile(r"[\s:|]*-[\s:|-]*")
 _CELL_END = re.compile(r"(?<!\\)\|")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])[ \t]+")
 _NOT_TITLE = re.compile(rf"{_ITEM.pattern}|\s*[|>]")
-_REFERENCE = re.compile(r" {0,3}\[[^\]]+\]:\s*\S+.*")
+_REFERENCE = re.compile(r" {0,3}\[(?!\^)[^\]]+\]:\s*\S+(?:\s+[\"'(].*)?")
 _IMAGE = re.compile(r"!\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
 _LINK = re.compile(r"\[([^\[\]]+)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])")
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-_EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|(?<!\w)__|(?<!\w)_)(?=\S)(.+?)(?<=\S)(?:\1)(?!\w)")
+_TAG = re.compile(r"(?<!\\)</?[a-zA-Z][^<>]*>")
+_EMPHASIS = re.compile(r"(?<!\\)(\*\*\*|\*\*|\*|(?<!\w)__|(?<!\w)_)(?=\S)(.+?)(?<=\S)(?:\1)(?!\w)")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 _MAX_SETEXT_LINES = 2
+_PERMALINK = "\u00b6 "
+"""What ends a heading in pages that Sphinx wrote: a link to itself."""
 _RULE_OF_SIGNS = re.compile(r"\s*([=\-~^*+#\"'`.:_])\1{2,}\s*")
 _NOT_LETTERS = re.compile(r"[^A-Za-z]")
 _MOST_SHOUTED_WORDS = 10
 _ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
-_DIRECTIVE = re.compile(r"^\.\. *[\w:-]+::", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^\.\. *(?:[\w:-]+::|(?=\[))", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class DocumentBuilder:
     def heading(self, level: int, text: str, line: int = 0) -> None:
         """Ends the section before, and all headings of this level and below it."""
         self._end_section()
-        text = one_line(text)
+        text = one_line(text).rstrip(_PERMALINK)
         if not self._sections and self._open and level <= self._open[0][0]:
             self._title = self._title or self._open[0][1]
         self._open = [entry for entry in self._open if entry[0] < level] + ([(level, text)] if text else [])
@@ -167,14 +172,29 @@ def name_as_words(name: str) -> str:
 
 
 def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Section]:
-    """A section for every row under the first, which is the header; each row with its number.
+    """A section for every row of a table, each row with its number. All cells of a row are in its text, also those
+    beyond the header. Left out are the header, row numbers without a name and, beside texts, ids.
 
-    Raises:
-        InputError: there is no row under the header.
+    The header is the first row, or the first below the titles, which are rows of a single cell above wider ones.
+    A title is a section of its own, and so is a row that stands alone.
     """
-    if len(numbered) < 2:
-        raise InputError("no row under the header")
-    header = [name.strip() for name in numbered[0][1]]
+    rows = [(line, cells) for line, row in numbered if any(cells := list(map(one_line, row)))]
+    num_narrow = sum(sum(map(bool, cells)) < 2 for _, cells in rows)
+    num_titles = 0
+    for _, (first, *others) in rows:
+        if 2 * num_narrow > len(rows) or not first or any(others) or first.lower() in _NAMES:
+            break
+        num_titles += 1
+    if num_titles + 1 >= len(rows):
+        num_titles = len(rows)
+    sections = [
+        Section((), (Block(". ".join(filter(None, cells))),), line) for line, cells in rows[:num_titles]
+    ]
+    if num_titles == len(rows):
+        return sections
+
+    header = rows[num_titles][1]
+    rows = rows[num_titles + 1 :]
     question = column(header, QUESTIONS)
     answer = column(header, ANSWERS)
     title = column(header, _TITLES)
@@ -183,16 +203,26 @@ def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Sect
     if is_faq:
         title = question
         body = answer
-    sections = []
-    for line, row in numbered[1:]:
-        cells = [one_line(cell) for cell in row] + [""] * (len(header) - len(row))
-        if body is None:
-            text = ". ".join(f"{name}: {cell}" for name, cell in zip(header, cells) if cell)
-        else:
-            text = cells[body]
-        headings = (cells[title],) if body is not None and title is not None and cells[title] else ()
-        if text:
-            sections.append(Section(headings, (Block(text),), line, is_faq and bool(headings)))
+    elsewhere = set[int | None]()  # columns that are not written as "column: value"
+    if body is not None:
+        elsewhere = {title, body, *(place for place, name in enumerate(header) if normal_name(name) in _IDS)}
+        if not header[0] and all(cells[0].isdigit() for _, cells in rows):
+            elsewhere.add(0)
+    for line, cells in rows:
+        cells += [""] * (len(header) - len(cells))
+        others = [
+            f"{name}: {cell}" if name else cell
+            for place, (name, cell) in enumerate(zip_longest(header, cells, fillvalue=""))
+            if cell and place not in elsewhere
+        ]
+        text = "" if body is None else cells[body]
+        headings = () if body is None or title is None or not cells[title] else (cells[title],)
+        if not text:  # what would be its heading is its text
+            others = [*headings, *others]
+            headings = ()
+        parts = Block(text), Block(". ".join(others), is_prose=body is None)
+        if blocks := tuple(block for block in parts if block.text):
+            sections.append(Section(headings, blocks, line, is_faq and bool(headings)))
     return sections
 
 
@@ -340,13 +370,19 @@ def read_text(text: str, *, is_restructured: bool = False) -> Document:
 
 
 def read_table(text: str, path: PurePath) -> Document:
-    """A section for every row of a CSV or TSV. Rows without a recognised column are written as "column: value".
+    """A section for every row of a CSV or TSV.
 
     Raises:
         InputError: the quoting is broken, or there is no row under the header.
     """
-    lines = list(enumerate(text.split("\n"), 1))
-    file = Path(path)
-    form = form_of(lines, file, commas=path.suffix.lower() == ".csv")
-    rows = [(line, row) for line, row in rows_of(lines, form, file) if any(cell.strip() for cell in row)]
+    rows = written_rows(text, Path(path), commas=path.suffix.lower() == ".csv")
+    if len(rows) < 2:
+        raise InputError("no row under the header")
     return Document("", tuple(rows_as_sections(rows)))
+
+
+def written_rows(text: str, path: Path, *, commas: bool) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV or TSV that are not empty, each with its line."""
+    lines = list(enumerate(text.split("\n"), 1))
+    rows = rows_of(lines, form_of(lines, path, commas=commas), path)
+    return [(line, row) for line, row in rows if any(map(str.strip, row))]

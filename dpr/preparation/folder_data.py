@@ -15,6 +15,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
@@ -25,9 +26,9 @@ from dpr.core.logs import counted, get_logger
 from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, composed, text_sha256
 from dpr.data.words import find_near_duplicates
+from dpr.formats.bounded_reading import read_documents
 from dpr.formats.corpora import is_json_name, write_passages
-from dpr.formats.delimited import form_of, rows_of
-from dpr.formats.document_files import READERS, read_document
+from dpr.formats.document_files import READERS
 from dpr.formats.documents import (
     ANSWERS,
     QUESTIONS,
@@ -37,6 +38,7 @@ from dpr.formats.documents import (
     column,
     decoded,
     one_line,
+    written_rows,
 )
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.question_sets import write_qrels, write_questions
@@ -103,10 +105,10 @@ def content_of_documents(files: Mapping[str, Path]) -> str:
     """One hash of the names and contents of documents."""
     listed = []
     for name, path in files.items():
-        try:
-            listed.append([name, content_sha256(path)])
-        except InputError:  # it is listed later, with the reason
-            listed.append([name, ""])
+        content = ""
+        with suppress(InputError):  # it is listed later, with the reason
+            content = content_sha256(path)
+        listed.append([name, content])
     return text_sha256(json.dumps(listed))
 
 
@@ -146,9 +148,10 @@ def prepare_folder(
     require_writable(out, folder=True)
     files = find_documents(folder, settings.types)
     questions = None if settings.questions is None else Path(settings.questions)
-    made_of: dict[str, Any] = asdict(settings)
-    made_of["files"] = content_of_documents(files)
-    made_of["questions"] = None if questions is None else content_sha256(questions)
+    made_of = asdict(settings) | {
+        "files": content_of_documents(files),
+        "questions": questions and content_sha256(questions),
+    }
     metadata: dict[str, Any] = {"kind": "folder of documents", "made_of": made_of}
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:
@@ -164,13 +167,14 @@ def _make(
     logger.info("reading %d files", len(files))
     documents: dict[str, Document] = {}
     bad: dict[str, str] = {}
-    for name, path in counted(files.items(), "reading documents", len(files), unit="files"):
-        try:
-            documents[name] = read_document(path, PurePosixPath(name))
-        except InputError as error:
-            bad[name] = str(InputError(error.found, expected=error.expected, hint=error.hint))
-        except ConfigError as error:
-            bad[name] = str(error)
+    with closing(read_documents(files)) as found:
+        for name, document in counted(found, "reading documents", len(files), unit="files"):
+            if isinstance(document, str):
+                bad[name] = document
+            else:
+                documents[name] = document
+    for name, reason in list(bad.items())[:5]:  # unread.jsonl has all
+        logger.warning("%s is not read: %s", name, reason)
     pieces = list(cut(documents, words=settings.words, overlap=settings.overlap))
     repeats = find_near_duplicates([piece.passage().text for piece in pieces], threshold=_ALIKE)
     kept = [piece for piece, original in zip(pieces, repeats, strict=True) if original is None]
@@ -185,11 +189,11 @@ def _make(
     logger.info("%d passages, %d questions", len(kept), len(pairs))
     by_split = split_questions(pairs, settings.seed) if len(pairs) >= LEAST_QUESTIONS else {}
     if not all(by_split.get(name) for name in (TRAIN, DEV, TEST)):
-        more = "".join(f" ({name}: {reason})" for name, reason in list(bad.items())[:1])
-        message = (
-            "only %d questions were found, too few to train on and to hold out: the corpus alone is written"
+        logger.warning(
+            "only %d questions were found, too few to train on and to hold out: the corpus alone is written;"
+            " a larger folder, or questions=FILE, gives more",
+            len(pairs),
         )
-        logger.warning(message + "; a larger folder, or questions=FILE, gives more%s", len(pairs), more)
         by_split = {TRAIN: [], DEV: [], TEST: []}
 
     write_passages(target / CORPUS, (piece.passage() for piece in kept))
@@ -333,13 +337,12 @@ def _records(path: Path) -> Iterator[tuple[int, Sequence[str], Sequence[Any]]]:
         for line, value in iter_json_objects(path):
             yield line, list(value), list(value.values())
         return
-    lines = list(enumerate(decoded(path.read_bytes()).split("\n"), 1))
-    form = form_of(lines, path, commas=True)
-    names: Sequence[str] = form.first
+    rows = written_rows(decoded(path.read_bytes()), path, commas=True)
+    names: Sequence[str] = rows[0][1] if rows else ()
     if column(names, QUESTIONS) is None or column(names, ANSWERS + FILES) is None:
         names = ("question", "answer")
-    for line, row in rows_of(iter(lines), form, path):
-        if row != names and any(cell.strip() for cell in row):
+    for line, row in rows:
+        if row != names:
             yield line, names, row
 
 

@@ -56,7 +56,7 @@ class Piece:
         title = SEPARATOR.join(text for number, text in self.headings if number not in hidden)
         text = "\n".join(part for part in (self.overlap, "" if hide_first else self.first, self.rest) if part)
         heading = SEPARATOR.join(text for _, text in self.headings[1:])
-        return Passage(text, title, self.id, origin=Origin(self.file, heading, self.line))
+        return Passage(text, title, self.id, origin=Origin(self.file, heading, self.line or None))
 
 
 def cut(documents: Mapping[str, Document], *, words: int, overlap: int) -> Iterator[Piece]:

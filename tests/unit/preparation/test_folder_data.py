@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
@@ -14,6 +15,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Origin
 from dpr.formats.corpora import read_passages
 from dpr.formats.documents import Block, Section
 from dpr.formats.question_sets import read_qrels, read_questions
@@ -116,6 +118,20 @@ def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(
     assert (counts["files"], counts["unread files"], counts["passages"]) == (6, 1, 72)
     with pytest.raises(InputError, match="another seed"):
         prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(seed=1))
+
+
+def test_what_is_not_read_is_named_in_the_log_and_a_word_file_has_no_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "docs", files=1)
+    shutil.copy(Path(__file__).parents[2] / "fixtures" / "documents" / "guide.docx", folder / "guide.docx")
+    assert main(["prepare", str(folder), f"out={tmp_path / 'out'}"]) == 0
+    assert "bad.md is not read: not text: it holds the byte 0x00" in capsys.readouterr().err
+    of_word = [
+        one for one in read_passages(tmp_path / "out" / "corpus.jsonl") if one.origin.file == "guide.docx"
+    ]
+    assert {one.origin.place for one in of_word} == {"guide.docx"}
+    assert Origin("coffee.docx", "", 0).place == "coffee.docx"  # as earlier corpora have it
 
 
 def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path: Path) -> None:
