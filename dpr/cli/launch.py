@@ -28,7 +28,7 @@ from dpr.cli.arguments import (
 from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError, DprError, InputError, StopRequested
 from dpr.core.logs import LOGGER_NAME, configure_logging
-from dpr.core.machine import launched
+from dpr.core.machine import launched, panics_caught
 from dpr.core.settings import Setting, Settings, quoted, sections, settings, suggestion, type_name
 
 
@@ -36,7 +36,8 @@ def exit_code_of(work: Callable[[], int]) -> int:
     """Runs ``work``. Errors of the toolkit and the system become one message and a code, others a traceback
     and 1, Ctrl-C 130."""
     try:
-        return work()
+        with panics_caught():
+            return work()
     except DprError as error:
         # Ranks other than a node's first wait a moment, since the launcher ends all when one ends.
         local_rank = os.environ.get("LOCAL_RANK", "0")

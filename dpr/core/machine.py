@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from types import ModuleType
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError, first_line
 
 
 def launched(name: str, default: int = 0) -> int:
@@ -117,3 +117,16 @@ def reading(source: str | Path) -> AbstractContextManager[None]:
     except Exception:  # of whichever HTTP library this version stands on
         return no_downloads()
     return nullcontext()
+
+
+@contextmanager
+def panics_caught() -> Iterator[None]:
+    """A block in which InputError is raised where the tokenizers package panics, as over an expression that takes
+    too long on a text; its own exception is none that others catch."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        hint = "use a tokenizer whose expressions take no longer on any text"
+        raise InputError(f"the tokenizer fails on a text ({first_line(error)})", hint=hint) from None

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger, warn_once
+from dpr.core.machine import panics_caught
 from dpr.core.records import Passage, StoredPassage, json_sha256
 from dpr.data.settings import TextSettings
 from dpr.data.text import (
@@ -425,9 +426,11 @@ class Tensorizer:
         return state
 
     def _tokenize(self, *texts: list[str] | None, **options: Any) -> Any:
-        """The tokenizer's own call. Raises InputError for half a character, which it cannot read."""
+        """The tokenizer's own call. Raises InputError for half a character, which it cannot read, and where it
+        fails."""
         try:
-            return self.tokenizer(*texts, **options)
+            with panics_caught():
+                return self.tokenizer(*texts, **options)
         except TypeError as error:
             from dpr.formats.text_input import has_lone_surrogate  # which training does not load otherwise
 

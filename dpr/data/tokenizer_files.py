@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError, first_line
-from dpr.core.machine import reading
+from dpr.core.machine import panics_caught, reading
+from dpr.core.paths import odd_kind
 from dpr.core.settings import listed
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import describe, inside, leads_inside
@@ -52,6 +53,10 @@ _READ: dict[str, int | None] = {
 }
 _OWN = ("encoder_settings.json", "token_frequencies.json")
 _LONGEST_TEXT = 1 << 14
+_GROWTH = {"BertNormalizer": 3, "Metaspace": 2, "ByteLevel": 4}
+_MOST_GROWTH = 250
+"""Characters that a tokenizer's steps may make of one. A table of SentencePiece makes up to 18, and steps that put
+spaces around punctuation 12 of each."""
 
 
 def is_read(name: str) -> bool:
@@ -73,6 +78,8 @@ def check_files(folder: Path, *, within: Path | None = None) -> None:
         if kind is None:
             continue
         file = folder / entry.name
+        if odd := odd_kind(file):
+            raise InputError(f"is {odd}", file=file, expected="a file")
         most = _READ[kind]
         if entry.is_symlink() and not leads_inside(folder, file):
             raise InputError(
@@ -97,7 +104,8 @@ def check_tokenizer_files(folder: Path) -> None:
     """Raises InputError as ``check_files``, and for files that are not JSON objects, an unknown kind of
     vocabulary, names of files elsewhere, and tables that point outside themselves."""
     check_files(folder)
-    for name in _OBJECTS:
+    names = [*_OBJECTS]
+    for name in names:  # which grows
         if (folder / name).is_file():
             state = read_json(folder / name)
             if not isinstance(state, dict):
@@ -113,7 +121,8 @@ def check_tokenizer_files(folder: Path) -> None:
                     )
             for file in listed(state.get("fast_tokenizer_files")):
                 inside(folder, file, stated_in=name)
-            if name == TOKENIZER and (found := _fault(state)):
+                names.append(file)
+            if name not in _OBJECTS[1:] and (found := _fault(state)):
                 raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
 
 
@@ -142,6 +151,11 @@ def _fault(state: dict[str, Any]) -> str | None:
         )
     if not is_sound:
         return "its model has no vocabulary of tokens and their numbers"
+    growth = _growth([*steps_of(state.get("normalizer")), *steps_of(state.get("pre_tokenizer"))])
+    if not growth:
+        return "the precompiled_charsmap of its normalizer is damaged"
+    if growth > _MOST_GROWTH:
+        return f"its steps can make {growth:,.0f} characters of one (at most {_MOST_GROWTH})"
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
     steps = [state.get(name) for name in names]
     for step in steps:  # which grows
@@ -151,13 +165,45 @@ def _fault(state: dict[str, Any]) -> str | None:
             steps += step
         elif isinstance(step, dict):
             steps += [value for key, value in step.items() if key != "precompiled_charsmap"]
-            if step.get("type") == "Precompiled" and not _is_sound(step.get("precompiled_charsmap")):
-                return "the precompiled_charsmap of its normalizer is damaged"
     return None
 
 
-def _is_sound(charsmap: Any) -> bool:
-    """Whether no text can lead the look-up outside the table.
+def steps_of(part: Any) -> list[dict[str, Any]]:
+    """The normalizers, or pre-tokenizers, that texts pass one after the other."""
+    if not isinstance(part, dict):
+        return []
+    if part.get("type") != "Sequence":
+        return [part]
+    inner = part.get("normalizers") or part.get("pretokenizers") or []
+    return [step for each in inner for step in steps_of(each)]
+
+
+def _growth(steps: Sequence[dict[str, Any]]) -> float:
+    """A bound of the characters that steps, applied in order, make of one; 0 where a table is damaged.
+
+    Going back from the last step, every character has a bound of what the steps behind make of it. What a step
+    writes is shared out over what it replaces.
+    """
+    bounds = {"": 1.0}  # this one is that of all other characters
+    for step in reversed(steps):
+        kind = str(step.get("type"))
+        written = str(step.get("content", step.get("prepend", "")))
+        made = sum(bounds.get(letter, bounds[""]) for letter in written)
+        pattern = step.get("pattern")
+        replaced = str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
+        for letter in replaced:
+            bounds[letter] = max(made / len(replaced), bounds.get(letter, bounds[""]))
+        if not replaced:  # an expression may match beside any character
+            longest = _GROWTH.get(kind, 1)
+            if kind == "Precompiled":
+                longest = _longest_in(step.get("precompiled_charsmap"))
+            bounds = {"": max(bounds.values()) * longest + made}
+    return max(bounds.values())
+
+
+def _longest_in(charsmap: Any) -> int:
+    """The length of the longest text that the table writes in place of another; 0 where a text could lead the look-up
+    outside the table.
 
     The table is the size of a double array (4 bytes), the array's units of 4 bytes, then texts that end with
     NUL. A unit holds the byte it stands for, the offset to its children, and whether a value, the place of a
@@ -167,32 +213,32 @@ def _is_sound(charsmap: Any) -> bool:
         data = base64.b64decode(charsmap, validate=True)
         size = int.from_bytes(data[:4], "little")
         texts = data[4 + size :]
-        texts.decode()
+        longest = max(map(len, texts.decode().split("\0")))
         units = np.frombuffer(data, dtype="<u4", count=size // 4, offset=4).astype(np.int64)
     except (TypeError, ValueError, binascii.Error):
-        return False
+        return 0
     offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
     starts = np.array([byte & 0xC0 != 0x80 for byte in texts] + [True])  # of characters, and the end
     seen = np.zeros(len(units), dtype=bool)
     waiting = offsets[:1] if size % 4 == 0 else np.empty(0, dtype=np.int64)
     if not len(waiting):
-        return False
+        return 0
     while len(waiting):
         nodes = waiting[:_NODES_AT_ONCE]
         waiting = waiting[_NODES_AT_ONCE:]
         if (nodes | 0xFF).max() >= len(units):
-            return False
+            return 0
         seen[nodes] = True
         places = nodes[:, None] ^ np.arange(1, 256)
         places = places[(units[places] & (1 << 31 | 0xFF)) == np.arange(1, 256)[None, :]]
         children = places ^ offsets[places]
         if children.size and children.max() >= len(units):
-            return False
+            return 0
         values = units[children[(units[places] >> 8) & 1 == 1]] & ((1 << 31) - 1)
         if values.size and (values.max() > len(texts) or not starts[values].all()):
-            return False
+            return 0
         waiting = np.concatenate([waiting, np.unique(children[~seen[children]])])
-    return True
+    return max(longest, 1)
 
 
 def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
@@ -208,15 +254,11 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     if Path(name_or_folder).exists():
         check_tokenizer_files(Path(name_or_folder))
     try:
-        with reading(name_or_folder):
+        with reading(name_or_folder), panics_caught():
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
             # which one whose unknown token is not in its vocabulary cannot
             tokenizer(_UNUSUAL, verbose=False)
-    except (
-        BaseException
-    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+    except Exception as error:  # the tokenizers package raises plain Exceptions over damaged files
         hint = (
             "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the"
             " Hugging Face cache"

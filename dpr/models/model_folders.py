@@ -24,10 +24,17 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, ConfigError, InputError, first_line
+from dpr.core.machine import panics_caught
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import SPACED_TITLE, TYPOGRAPHIC_APOSTROPHE
-from dpr.data.tokenizer_files import append_end_token, check_files, check_tokenizer_files, load_tokenizer
+from dpr.data.tokenizer_files import (
+    append_end_token,
+    check_files,
+    check_tokenizer_files,
+    load_tokenizer,
+    steps_of,
+)
 from dpr.formats import checkpoints
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.models.adapters import BaseModel
@@ -265,7 +272,7 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
     for tokenizer in (question.tokenizer, ctx.tokenizer):
         state = json.loads(tokenizer.backend_tokenizer.to_str())
         lengths = {"truncation": None, "padding": None, "truncation_side": tokenizer.truncation_side}
-        states.append(state | lengths | {"normalizer": _steps(state.get("normalizer"))})
+        states.append(state | lengths | {"normalizer": steps_of(state.get("normalizer"))})
     first, second = states
     if first == second:
         return False
@@ -281,15 +288,6 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
         file=question.source.parent,
         expected="one tokenizer; the toolkit's towers share it",
     )
-
-
-def _steps(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The normalizers that texts pass one after the other."""
-    if normalizer is None:
-        return []
-    if normalizer["type"] == "Sequence":
-        return [step for part in normalizer["normalizers"] for step in _steps(part)]
-    return [normalizer]
 
 
 LONGEST = 1 << 17
@@ -330,18 +328,15 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     length = min(length, LONGEST) if type(length) is int and length > 0 else LONGEST
     without = {"post_processor": None, "truncation": None, "padding": None}
     try:
-        given = PreTrainedTokenizerFast(tokenizer_file=str(file))
-        backend: Any = type(given.backend_tokenizer)
-        tokenizer: Any = PreTrainedTokenizerFast(
-            tokenizer_object=backend.from_str(json.dumps(state | without)),
-            pad_token=_EMPTY,
-            truncation_side=given.truncation_side,
-        )
-    except (
-        BaseException
-    ) as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+        with panics_caught():
+            given = PreTrainedTokenizerFast(tokenizer_file=str(file))
+            backend: Any = type(given.backend_tokenizer)
+            tokenizer: Any = PreTrainedTokenizerFast(
+                tokenizer_object=backend.from_str(json.dumps(state | without)),
+                pad_token=_EMPTY,
+                truncation_side=given.truncation_side,
+            )
+    except Exception as error:  # the tokenizers package raises plain Exceptions over damaged files
         raise InputError(
             f"cannot be read ({first_line(error)})",
             file=file,

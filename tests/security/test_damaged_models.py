@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,19 @@ def header(change: Callable[[dict[str, Any]], Any], *, length: int | None = None
         (folder / WEIGHTS).write_bytes(
             struct.pack("<Q", len(text) if length is None else length) + text + data[8 + size :]
         )
+
+    return damage
+
+
+def replacing(text: str, content: str, kind: str = "String") -> dict[str, Any]:
+    """A step of a tokenizer."""
+    return {"type": "Replace", "pattern": {kind: text}, "content": content}
+
+
+def piped(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
 
     return damage
 
@@ -157,6 +171,26 @@ DAMAGES: dict[str, Damage] = {
     "tokenizer: post-processor is broken": changed(
         TOKENIZER, post_processor={"type": "TemplateProcessing", "single": 7}
     ),
+    "tokenizer: a text grows a thousandfold, twice": changed(
+        TOKENIZER, normalizer={"type": "Sequence", "normalizers": [replacing("b", "b" * 1000)] * 2}
+    ),
+    "tokenizer: an expression beside every letter": changed(
+        TOKENIZER, normalizer={"type": "Sequence", "normalizers": [replacing("", "b", "Regex")] * 12}
+    ),
+    "tokenizer: letters that feed each other": changed(
+        TOKENIZER,
+        normalizer={"type": "Sequence", "normalizers": [replacing("b", "a" * 40), replacing("a", "b" * 40)]},
+    ),
+    "tokenizer: bytes of bytes": changed(
+        TOKENIZER,
+        pre_tokenizer={
+            "type": "Sequence",
+            "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}] * 10,
+        },
+    ),
+    "tokenizer: a pipe": piped(TOKENIZER),
+    "config: a pipe": piped(CONFIG),
+    "weights: a pipe": piped(WEIGHTS),
     "tokenizer: charsmap is a number": changed(
         TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": 7}
     ),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 from dpr.core.batch import plan_token_batches
 from dpr.core.distributed import Ranks
@@ -293,3 +294,12 @@ def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> N
         again.fingerprint == known.fingerprint
         and again.vocabulary_fingerprint == known.vocabulary_fingerprint
     )
+
+
+def test_an_expression_without_end_is_one_line(tmp_path: Path) -> None:
+    made = tensorizer(encoder_folder(tmp_path))
+    split = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    made.tokenizer.backend_tokenizer.pre_tokenizer = split
+    assert made.question_tokens(["ba"])
+    with pytest.raises(InputError, match="the tokenizer fails on a text"):
+        made.question_tokens(["a" * 60 + "!"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import base64
 import json
+import string
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from dpr.core.errors import InputError
 from dpr.data.tokenizer_files import check_files, check_numbers, check_tokenizer_files
@@ -84,6 +85,54 @@ def test_a_table_that_leads_outside_itself_is_refused(charsmap: bytes, tmp_path:
     )
     with pytest.raises(InputError, match="precompiled_charsmap of its normalizer is damaged"):
         check_tokenizer_files(folder)
+
+
+GREEDY = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 999}
+PUNCTUATION = [normalizers.Replace(letter, f" {letter} ") for letter in string.punctuation]
+STEPS = {
+    "BERT": ([normalizers.BertNormalizer()], [pre_tokenizers.BertPreTokenizer()]),
+    "ModernBERT": ([normalizers.NFC()], [pre_tokenizers.ByteLevel()]),
+    "XLM-R": (
+        [normalizers.Precompiled(table(A_TO_B, b"b" * 18 + b"\0")), normalizers.Replace(Regex(" {2,}"), "▁")],
+        [pre_tokenizers.Metaspace()],
+    ),
+    "Qwen": (
+        [normalizers.NFC()],
+        [pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)],
+    ),
+    "Gemma": ([normalizers.Replace(" ", "▁")], [pre_tokenizers.Split(" ", "merged_with_previous")]),
+    "Llama": ([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")], []),
+    "CLIP": (
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()],
+        [pre_tokenizers.ByteLevel()],
+    ),
+    "model2vec": (
+        [normalizers.BertNormalizer(), *PUNCTUATION, normalizers.Replace(Regex(r"\s+"), " ")],
+        [pre_tokenizers.Metaspace()],
+    ),
+}
+
+
+@pytest.mark.parametrize("family", STEPS)
+def test_the_steps_of_todays_tokenizers_are_read(family: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(unigram(tmp_path) / "tokenizer.json"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = (
+        kind(steps)
+        for kind, steps in zip((normalizers.Sequence, pre_tokenizers.Sequence), STEPS[family], strict=True)
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    check_tokenizer_files(tmp_path)
+
+
+def test_another_file_of_the_tokenizer_is_looked_at_too(tmp_path: Path) -> None:
+    change(unigram(tmp_path), "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.json"])
+    (tmp_path / "tokenizer.4.0.json").write_bytes((tmp_path / "tokenizer.json").read_bytes())
+    check_tokenizer_files(tmp_path)
+    change(tmp_path, "tokenizer.4.0.json", normalizer=GREEDY)
+    with pytest.raises(
+        InputError, match=r"tokenizer\.4\.0\.json: its steps can make 1,998 characters of one"
+    ):
+        check_tokenizer_files(tmp_path)
 
 
 def test_a_value_at_the_end_of_the_texts_is_one(tmp_path: Path) -> None:
