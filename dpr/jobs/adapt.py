@@ -281,8 +281,7 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
         )
     if path.resolve().is_relative_to(out.resolve()):
         raise ConfigError(f"{key}={name} lies in out={out}, which is made anew; name another folder by out=")
-    folder = resolve_checkpoint(path)
-    content = [[str(file.relative_to(folder)), content_sha256(file)] for file in files_of_model(folder)]
+    content = [[name, content_sha256(file)] for name, file in files_of_model(path).items()]
     return str(path), json_sha256(content)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import os
 import re
 import sys
@@ -27,10 +26,11 @@ from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.logs import shows_bars
 from dpr.core.machine import no_downloads, overlapping, reading
-from dpr.core.paths import user_path
+from dpr.core.paths import texts_in, user_path
 from dpr.data.tokenizer_files import check_files, check_numbers, is_read
+from dpr.formats.checkpoints import resolve_checkpoint
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
-from dpr.storage.untrusted import describe
+from dpr.storage.untrusted import describe, is_below
 
 CONFIG = "config.json"
 # Keys of a config that decide how a model is run, not what it is.
@@ -41,7 +41,7 @@ _RUNNING = re.compile(
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model"]
-_LISTS = ("modules.json", "router_config.json")
+_NAMING = re.compile(r"(modules|(router|tokenizer|adapter)_config|encoder_settings|.*\.index)\.json")
 _TOWERS = ("encoder", "question_encoder", "ctx_encoder")
 _MAX_SIZE = {
     "num_attention_heads": 1 << 12,
@@ -107,17 +107,30 @@ def snapshot_of(name: str) -> Path:
     raise CheckpointError(found, file=name, hint=hint)
 
 
-def files_of_model(folder: Path) -> list[Path]:
-    """The files that a model is read from: those of its folder, and of the folders inside it that its lists name.
-    Others may come and go, such as a run that was trained from the model and written into its folder."""
-    lists = "".join(json.dumps(read_json(folder / name)) for name in _LISTS if (folder / name).is_file())
-    found = list(folder.glob("*"))
-    for path in folder.glob("*/"):
-        quoted = json.dumps(path.name)
-        is_listed = quoted in lists or f"{quoted[:-1]}/" in lists
-        if path.name in _TOWERS or is_listed:
-            found += path.rglob("*")
-    return sorted(file for file in found if is_read(file.name) and file.is_file())
+def files_of_model(path: Path) -> dict[str, Path]:
+    """The files that a model is read from, by their names in its folder: those there, those in folders that they name,
+    and those of the model that an adapter builds on. Others may come and go, such as a run that was trained from the
+    model and written into its folder."""
+    found: dict[str, Path] = {}
+    seen = set()
+    places = [("", resolve_checkpoint(path))]
+    for name, place in places:  # which grows
+        if os.path.isdir(place) and place.resolve() not in seen:
+            seen.add(place.resolve())
+            inner = [each for each in os.listdir(place) if is_read(each) or each in _TOWERS]
+            places += [(os.path.join(name, each), place / each) for each in inner]
+        if not os.path.isfile(place) or name in found:
+            continue
+        found[name] = place
+        stated = read_json(place) if _NAMING.fullmatch(place.name) else {}
+        for text in filter(is_below, texts_in(stated)):
+            places.append((os.path.normpath(os.path.join(name, "..", text)), place.parent / text))
+        if isinstance(stated, dict):
+            own = stated.get("base")
+            named = own.get("name") if isinstance(own, dict) else stated.get("base_model_name_or_path")
+            with suppress(CheckpointError), base_model(None, named, place) as base:
+                places.append((f"{name}: {base}", local_model(base)))
+    return dict(sorted(found.items()))
 
 
 @contextmanager

@@ -108,14 +108,10 @@ def run_identity(
         path = Path(value or "")
         if not value or not path.exists() or path.resolve().is_relative_to(output_dir.resolve()):
             continue
-        if path.is_file():
-            models[key] = shared_content([path])
-            continue
-        folder = checkpoints.resolve_checkpoint(path)
-        read = files_of_model(folder)
-        contents = zip(read, shared_content(read), strict=True)
+        read = files_of_model(path)
+        contents = shared_content(list(read.values()))
         if read:
-            models[key] = [f"{file.relative_to(folder).as_posix()} {content}" for file, content in contents]
+            models[key] = [f"{name} {content}" for name, content in zip(read, contents, strict=True)]
     options = flat_values(model.options, (IDENTITY, UPDATES, WARNED))
     sources = plan.dataset.sources
     files = [source.fingerprint for source in sources]

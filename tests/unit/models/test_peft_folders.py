@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError, ConfigError
+from dpr.models.backbones import files_of_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
+from dpr.storage.durable import write_json
 from tests.helpers.adapters import base_folder
 from tests.helpers.tiny import WORDS
 
@@ -163,3 +165,24 @@ def test_adapters_are_trained_beside_a_model_of_sentence_transformers(
     again = BiEncoder.load(tmp_path / "tuned")
     np.testing.assert_array_equal(again.encode_passages(TEXTS), model.encode_passages(TEXTS))
     assert np.abs(again.encode_passages(TEXTS) - theirs.encode_document(TEXTS)).max() > 0.01
+
+
+def test_what_is_read_is_a_file_of_the_model_wherever_it_lies(tmp_path: Path) -> None:
+    adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
+    base = tmp_path / "base"
+    assert set(files_of_model(tmp_path / "adapter").values()) >= {
+        tmp_path / "adapter" / "adapter_model.safetensors",
+        *(base / name for name in ("config.json", "model.safetensors", "vocab.txt")),
+    }
+    for name in ("./1_Pooling", "more/2_Dense", "1_Pooling/."):
+        write_json(tmp_path / "adapter" / "modules.json", [{"path": ""}, {"path": name}])
+        (tmp_path / "adapter" / name).mkdir(parents=True, exist_ok=True)
+        file = tmp_path / "adapter" / name / "config.json"
+        file.write_text("{}")
+        found = files_of_model(tmp_path / "adapter")
+        assert file.resolve() == found[str(file.resolve().relative_to(tmp_path / "adapter"))].resolve()
+    (tmp_path / "adapter" / "1_Pooling" / "loop").symlink_to(tmp_path / "adapter")
+    write_json(tmp_path / "adapter" / "modules.json", [{"path": "1_Pooling/loop"}, {"path": "modules.json"}])
+    assert len(files_of_model(tmp_path / "adapter")) == len(found) - 1
+    (base / "model.safetensors").unlink()
+    assert base / "config.json" in files_of_model(tmp_path / "adapter").values()
