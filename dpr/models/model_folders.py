@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, ConfigError, InputError, first_line
+from dpr.core.logs import get_logger, warn_once
 from dpr.core.machine import panics_caught
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
@@ -67,12 +68,16 @@ from dpr.models.trials import longest_sequence
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import describe
 
+logger = get_logger(__name__)
+
 QUESTION = "question_encoder"
 CTX = "ctx_encoder"
 DPR_PAIR = (
     f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder"
     f" as {CTX}"
 )
+LONGEST = 1 << 17
+"""The length of texts where nothing cuts them: the library reads them to the end."""
 # Keys of a config that two towers may state differently, since they change no vector.
 _NO_MATTER = re.compile(
     r"_?name_or_path|architectures|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|.*drop.*|.*_token_id|problem_type"
@@ -88,8 +93,8 @@ class ForeignTower(NamedTuple):
     config: Any
     tokenizer: Any
     weights: dict[str, Tensor]
-    longest: int | None = None
-    """Positions of the backbone; None where it needs none."""
+    longest: int = LONGEST
+    """The most tokens of a text that its backbone reads."""
     has_token_types: bool = False
     """Whether its backbone takes token types, which the library passes to it and the toolkit leaves out."""
     settings: Mapping[str, Any] = {}
@@ -121,13 +126,11 @@ def backbone_tower(folder: Path) -> ForeignTower:
     )
 
 
-def backbone_metadata(backbone: Any) -> tuple[int | None, bool]:
+def backbone_metadata(backbone: Any) -> tuple[int, bool]:
     """The longest text of a backbone in tokens, and whether it takes token types."""
-    positions = getattr(backbone.config, "max_position_embeddings", None)
-    longest = None
-    if isinstance(positions, int) and positions > 0:
-        longest = longest_sequence(backbone, positions)
-    return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
+    return longest_sequence(backbone, LONGEST), "token_type_ids" in inspect.signature(
+        backbone.forward
+    ).parameters
 
 
 def is_dpr(folder: Path) -> bool:
@@ -184,7 +187,7 @@ def joined(
     ctx: ForeignTower,
     settings: EncoderSettings,
     *,
-    lengths: tuple[int | None, int | None] = (None, None),
+    lengths: Sequence[int | None] = (None, None),
     stated: frozenset[str] = frozenset(),
     own_text: bool = False,
 ) -> ModelParts:
@@ -214,10 +217,13 @@ def joined(
                 expected="two encoders of one kind, which differ in weights only",
             )
     plain = _same_tokenizer(question, ctx)
-    of_ctx = lengths[1] or settings.sequence_length
-    of_ctx = min(of_ctx, ctx.longest or of_ctx)
+    of_ctx = min(lengths[1] or settings.sequence_length, ctx.longest)
     of_question = lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
-    of_question = min(of_question, question.longest or of_question)
+    of_question = min(of_question, question.longest)
+    for stated, tower in zip(lengths, (question, ctx), strict=True):
+        if stated and stated > tower.longest:
+            message = "%s: texts are cut at %d tokens, not at %d as it states: the encoder has no more positions"
+            warn_once(logger, message, tower.source, tower.longest, stated)
     if settings.projection_dim not in (0, question.settings.get("projection_dim")):
         raise CheckpointError(
             f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection",
@@ -290,8 +296,6 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
     )
 
 
-LONGEST = 1 << 17
-"""The length of texts where the tokenizer's file cuts none: the library reads them to the end."""
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "<|empty|>"
 # What would make a Dense anything but a linear layer of the pooled vector.
@@ -783,11 +787,12 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
         if "title_template" not in stated and not settings.title_template and marks_segments(tower, "1", "2"):
             # As everyone does who encodes titles with the library; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
-    (question, question_length), (ctx, ctx_length) = (read[modules] for modules in sides)
-    lengths = (
-        question_length or stated_length(sides[0].body, SIDES[0]) or question.longest,
-        ctx_length or stated_length(sides[1].body, SIDES[1]) or ctx.longest,
-    )
+    lengths = []
+    for side, modules in zip(SIDES, sides, strict=True):
+        tower, length = read[modules]
+        positions = getattr(tower.config, "max_position_embeddings", None) or 0
+        lengths.append(length or stated_length(modules.body, side, min(positions, tower.longest)))
+    (question, _), (ctx, _) = (read[modules] for modules in sides)
     width = question.settings.get("projection_dim", question.config.hidden_size)
     if settings.dimensions >= width:  # where there is nothing to cut
         settings = replace(settings, dimensions=0)

@@ -267,18 +267,21 @@ def own_text(folder: Path) -> dict[str, Any]:
     )
 
 
-def stated_length(body: Path, side: str) -> int | None:
+def stated_length(body: Path, side: str, limit: int = 0) -> int | None:
     """The longest text of ``side`` (query or document) in tokens, where the folder of a Transformer states
     it.
 
-    The library's own file takes precedence over the tokenizer's.
+    The library's own file takes precedence over the tokenizer's, which it cuts at ``limit``, the positions of the
+    encoder.
     """
     own = body_settings(body)
     tokenizer = read_object(body / "tokenizer_config.json")
-    for value in (own.get(f"{side}_length"), own.get("max_seq_length"), tokenizer.get("model_max_length")):
+    by_tokenizer = (tokenizer.get("model_max_length"), limit)
+    for values in ((own.get(f"{side}_length"),), (own.get("max_seq_length"),), by_tokenizer):
         # A tokenizer says by a huge number that it has none.
-        if type(value) is int and 3 <= value <= _LONGEST_CONTEXT:
-            return value
+        found = [value for value in values if type(value) is int and 3 <= value <= _LONGEST_CONTEXT]
+        if found:
+            return min(found)
     return None
 
 

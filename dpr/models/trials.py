@@ -119,14 +119,14 @@ def longest_sequence(backbone: Any, length: int) -> int:
     """The most tokens, up to ``length``, for which the backbone has positions, and at which the vector of a
     text does not depend on the longest text beside it.
 
-    By some kinds of rotary positions (dynamic, longrope) it changes for all texts of a batch once one of them is
-    longer than the model's original length.
+    Rotary positions go on behind those that the config names. By some kinds of them (dynamic, longrope) it changes
+    for all texts of a batch once one of them is longer than the model's original length.
     """
     positions = getattr(backbone.config, "max_position_embeddings", None) or length
-    # some families number positions from the padding token's + 1 or + 2
-    if 0 < positions < length + pad_id(backbone.config) + 3:
-        length = min(length, positions - (first_position(backbone) or 0))
     rotary = getattr(backbone.config, "rope_parameters", None) or {}
+    # some families number positions from the padding token's + 1 or + 2
+    if not rotary and 0 < positions < length + pad_id(backbone.config) + 3:
+        length = min(length, positions - (first_position(backbone) or 0))
     for part in (rotary, *rotary.values()):  # each kind of layer may have its own
         kind = str(part.get("rope_type")) if isinstance(part, dict) else ""
         if "dynamic" in kind:
