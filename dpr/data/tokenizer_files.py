@@ -172,10 +172,8 @@ def steps_of(part: Any) -> list[dict[str, Any]]:
     """The normalizers, or pre-tokenizers, that texts pass one after the other."""
     if not isinstance(part, dict):
         return []
-    if part.get("type") != "Sequence":
-        return [part]
-    inner = part.get("normalizers") or part.get("pretokenizers") or []
-    return [step for each in inner for step in steps_of(each)]
+    inner = part.get("normalizers", part.get("pretokenizers"))
+    return [part] if inner is None else [step for each in listed(inner) for step in steps_of(each)]
 
 
 def _growth(steps: Sequence[dict[str, Any]]) -> float:

@@ -47,11 +47,17 @@ class CheckpointEncoderConfig(GivenTextSettings):
     """Of a folder that states none: cls, mean or last. A checkpoint with a user-defined pooling is
     loaded only where module:Class names the same class here, since a file never decides which code runs."""
 
+    sequence_length: int | None = setting(None, unit="tokens", least=3)
+    """Longest sequence in tokens, special tokens included; absent = as the model states, else 256."""
+
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``BiEncoder.load`` that these settings stand for."""
+        length: dict[str, Any] = (
+            {} if self.sequence_length is None else {"sequence_length": self.sequence_length}
+        )
         return {
             "pretrained_model_cfg": self.pretrained_model_cfg,
-            "settings": EncoderSettings(pooling=self.pooling),
+            "settings": EncoderSettings(pooling=self.pooling, **length),
             "text": self,
         }
 

@@ -186,6 +186,7 @@ def run(config: RetrievalConfig) -> None:
             form=form,
             # A folder by its absolute path, so that it is found from anywhere.
             pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
+            sequence_length=config.encoder.sequence_length,
             text=config.encoder.part(GivenTextSettings),
         )
         search.write(Path(config.search_folder))

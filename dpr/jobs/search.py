@@ -222,7 +222,10 @@ class StoredCorpus:
             hybrid_weight=stored.hybrid_weight,
             hybrid_depth=stored.hybrid_depth,
             encoder=CheckpointEncoderConfig(
-                **vars(stored.text), pretrained_model_cfg=stored.pretrained_model_cfg, pooling=self.pooling
+                **vars(stored.text),
+                pretrained_model_cfg=stored.pretrained_model_cfg,
+                pooling=self.pooling,
+                sequence_length=stored.sequence_length,
             ),
             indexer=_indexer(stored),
         )

@@ -12,8 +12,8 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.seeding import seed_everything
+from dpr.core.settings import leaves
 from dpr.data.pairs import PseudoPairs
-from dpr.data.settings import TextSettings
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.sources import NamedSource, resolve_training_files
@@ -109,13 +109,17 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     options = TowerOptions(
         **vars(config.loss.part(TemperatureSettings)), **vars(encoder.part(RunningSettings))
     )
-    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes
-    # of questions alone.
-    text = encoder.text_of(TextSettings(plain_apostrophes=not encoder.shared))
-    settings = EncoderSettings(
-        **vars(encoder.part(VectorSettings)) | vars(text) | {"dpr_trailing_sep": config.trailing_sep()},
-        lora_alpha=2.0 * encoder.lora_rank,
-    )
+    given = {
+        name: leaf.value
+        for name, leaf in leaves(encoder).items()
+        if name in EncoderSettings.__dataclass_fields__ and leaf.value != leaf.default
+    }
+    if encoder.shared:
+        # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes
+        # of questions alone.
+        given.setdefault("plain_apostrophes", False)
+    given["dpr_trailing_sep"] = config.trailing_sep()
+    settings = EncoderSettings(lora_alpha=2.0 * encoder.lora_rank, **given)
     if config.model_file is not None:
         model = BiEncoder.load(
             config.model_file,
@@ -124,7 +128,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             pretrained_model_cfg=encoder.named_model(),
             special_tokens=config.special_tokens or (),
             trailing_sep=encoder.dpr_trailing_sep is not False,
-            settings=replace(settings, **vars(TextSettings())),
+            settings=settings,
             text=encoder,
         )
         is_training = bool(config.train_datasets)
@@ -155,23 +159,16 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
 
 
 def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, is_training: bool) -> None:
-    """A pooling, a length or another setting that is not the model's contradicts it in training and has no
-    effect in evaluation; the default ones may just not have been named."""
+    """A pooling or another setting that is not the model's contradicts it in training and has no effect in
+    evaluation."""
     own = model.settings
-    of_model = {
-        "pooling": own.pooling,
-        "normalize": own.normalize,
-        "shared": own.shared,
-        "sequence_length": own.sequence_length,
-        "question_length": model.tensorizer.question_length,
-        "projection_dim": own.projection_dim,
-    }
+    names = ["pooling", "normalize", "shared", "projection_dim"]
     if own.adapter != "none":
-        of_model["lora_rank"] = own.lora_rank
-    default = EncoderSettings()
-    for name, stored in of_model.items():
+        names.append("lora_rank")
+    for name in names:
         given = getattr(encoder, name)
-        if given in (stored, getattr(default, name)):
+        stored = getattr(own, name)
+        if given in (stored, getattr(VectorSettings(), name)):
             continue
         if is_training:
             raise ConfigError(

@@ -126,10 +126,10 @@ def files_of_model(path: Path) -> dict[str, Path]:
         for text in filter(is_below, texts_in(stated)):
             places.append((os.path.normpath(os.path.join(name, "..", text)), place.parent / text))
         if isinstance(stated, dict):
-            own = stated.get("base")
-            named = own.get("name") if isinstance(own, dict) else stated.get("base_model_name_or_path")
-            with suppress(CheckpointError), base_model(None, named, place) as base:
-                places.append((f"{name}: {base}", local_model(base)))
+            # as this toolkit and as peft name the model that an adapter builds on
+            for named in texts_in([stated.get("base"), stated.get("base_model_name_or_path")]):
+                with suppress(CheckpointError), base_model(None, named, place) as base:
+                    places.append((f"{name}: {base}", local_model(base)))
     return dict(sorted(found.items()))
 
 

@@ -50,7 +50,7 @@ from dpr.models.encoder import (
 )
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.models.fast.streams import in_streams
-from dpr.models.sentence_transformers import described_model, described_towers, prompts_of
+from dpr.models.sentence_transformers import described_model, prompts_of
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.models.trials import is_static
@@ -544,8 +544,8 @@ class BiEncoder(nn.Module):
         Hugging Face or peft, or a checkpoint file of the original DPR. In evaluation mode; needs no network.
         A name that is none of these here is one of the hub (``local_model``).
 
-        ``settings`` are for third-party folders, which state less; what they do state (pooling, length,
-        prompt) takes precedence. ``text`` names prompts, title template and apostrophe rule of a model that
+        The lengths that ``settings`` give are in effect; else they are for third-party folders, which state less: what
+        these do state (pooling, prompt) takes precedence. ``text`` names prompts, title template and apostrophe rule of a model that
         states none or, with ``allow_other_prompts``, in place of its own; ``prompts``, as in sentence-transformers,
         do so by the names query and document. The three arguments before them are
         for files of the original, which have no config, no tokenizer, and need its stray [SEP];
@@ -572,26 +572,26 @@ class BiEncoder(nn.Module):
             special_tokens=special_tokens,
             trailing_sep=trailing_sep,
         )
-        own = parts.settings
+        wanted = (settings or EncoderSettings()).over(parts.settings)
+        own = replace(
+            parts.settings, sequence_length=wanted.sequence_length, question_length=wanted.question_length
+        )
+        parts.tensorizer.sequence_length = own.sequence_length
+        parts.tensorizer.question_length = own.question_length or own.sequence_length
         if text is not None:
             given = text.text_of(parts.tensorizer.text, stated=parts.stated, source=path)
             parts.tensorizer.present(given)
             own = replace(own, **vars(given))
         if settings is not None and settings.adapter != "none" and own.adapter == "none":
-            described = described_model(str(folder))
-            has_encoder = (folder / CONFIG).is_file()
-            if described is None or not has_encoder:
+            if described_model(str(folder)) is None:
                 advice = "dpr export to=sentence-transformers writes a folder that they can be added to"
-                if described is not None:
-                    advice = "its encoder is not at the top of its folder, or it has two"
-                elif has_encoder:
+                if (folder / CONFIG).is_file():
                     advice = f"it does not say how a text becomes a vector; encoder.pretrained_model_cfg={path} takes it"
                 raise ConfigError(
                     f"encoder.adapter={settings.adapter}: no adapters can be added to {path}; {advice}"
                 )
             # The encoder's weights stay as they are, and the checkpoint names them instead of holding them. They
             # are read again, by peft's names.
-            others = {name: tensor for name, tensor in parts.weights.items() if ".backbone." not in name}
             parts.weights.clear()
             is_short = "/" not in str(path) and not Path(path).exists()  # one of the library's own on the hub
             model = cls.from_pretrained(
@@ -607,7 +607,6 @@ class BiEncoder(nn.Module):
                 special_tokens=special_tokens,
                 options=options,
             )
-            model.load_state_dict(others, strict=False)  # of a Dense
             return model.to(device or "cpu").eval()
         stored = parts.learned_temperature or parts.temperature
         if options.temperature is None:
@@ -650,16 +649,18 @@ class BiEncoder(nn.Module):
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
-        **others: Any,
+        **unknown: Any,
     ) -> BiEncoder:
         """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
         weights. The weights of ``idf`` pooling begin with the frequencies in the encoder's folder.
 
         A model of sentence-transformers comes as ``load`` opens it where ``settings`` are left out; else
-        towers are made of its encoder, with its pooling, normalisation, prompts and lengths where
-        ``settings`` have the defaults.
+        towers are made of its encoder and its Dense, one or two as it has, with its pooling, normalisation, prompts
+        and lengths where ``settings`` do not give others.
         """
-        refuse(others, "BiEncoder.from_pretrained()")
+        from dpr.models.model_folders import read_model
+
+        refuse(unknown, "BiEncoder.from_pretrained()")
         name_or_folder = with_home(str(name_or_folder))
         options = options or TowerOptions()
         described = described_model(name_or_folder) if pretrained else None
@@ -671,8 +672,18 @@ class BiEncoder(nn.Module):
             if not isinstance(given, kind):
                 raise ConfigError(f"{name} is of type {type(given).__name__}; give dpr.{kind.__name__}")
         settings.check_values("encoder.")
+        others: dict[str, Tensor] = {}
         if described is not None:
-            settings = described_towers(described, settings)
+            if not (described / CONFIG).is_file():
+                raise ConfigError(
+                    f"encoder.pretrained_model_cfg={described} is a folder of sentence-transformers whose encoder"
+                    f" lies deeper, or which has two; set model_file={described} in its place (BiEncoder.load)"
+                )
+            parts, _ = read_model(described, EncoderSettings())
+            settings = settings.over(parts.settings)
+            if settings.projection_dim == parts.settings.projection_dim:  # a Dense
+                others = {name: tensor for name, tensor in parts.weights.items() if ".backbone." not in name}
+            del parts
         has_table = settings.static_questions
         if has_table:  # one tower, which the table begins as
             settings = replace(settings, static_questions=False, shared=True)
@@ -698,6 +709,7 @@ class BiEncoder(nn.Module):
             tensorizer.check_end_token()
         settings = present(tensorizer, settings)
         model = cls(*towers, tensorizer, settings, options)
+        model.load_state_dict(others, strict=False)
         model.is_random = not is_static(towers[0].backbone) and (
             not pretrained or is_without_weights(Path(name_or_folder))
         )

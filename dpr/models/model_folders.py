@@ -220,10 +220,12 @@ def joined(
     of_ctx = min(lengths[1] or settings.sequence_length, ctx.longest)
     of_question = lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
     of_question = min(of_question, question.longest)
-    for stated, tower in zip(lengths, (question, ctx), strict=True):
-        if stated and stated > tower.longest:
-            message = "%s: texts are cut at %d tokens, not at %d as it states: the encoder has no more positions"
-            warn_once(logger, message, tower.source, tower.longest, stated)
+    for asked, tower in zip(lengths, (question, ctx), strict=True):
+        if asked and asked > tower.longest:
+            message = (
+                "%s: texts are cut at %d tokens, not at %d as it states: the encoder has no more positions"
+            )
+            warn_once(logger, message, tower.source, tower.longest, asked)
     if settings.projection_dim not in (0, question.settings.get("projection_dim")):
         raise CheckpointError(
             f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection",

@@ -225,40 +225,6 @@ def described_model(name: str) -> Path | None:
     return folder if (folder / MODULES).is_file() else None
 
 
-def described_towers(folder: Path, settings: EncoderSettings) -> EncoderSettings:
-    """The settings of new towers over the encoder of a folder: where they have the defaults, with the
-    folder's pooling, normalisation, prompts and lengths.
-
-    Raises:
-        CheckpointError: it states what the toolkit's towers cannot do.
-        ConfigError: there is no encoder beside its list of modules.
-    """
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(
-            f"encoder.pretrained_model_cfg={folder} is a folder of sentence-transformers whose encoder lies"
-            f" deeper; set model_file={folder} in its place (BiEncoder.load)"
-        )
-    sides = read_modules(folder)
-    own, _ = described_settings(folder, sides, settings)
-    default = EncoderSettings()
-    if settings.sequence_length == default.sequence_length:
-        of_questions, longest = (
-            stated_length(modules.body, side) for modules, side in zip(sides, SIDES, strict=True)
-        )
-        own = replace(
-            own, question_length=of_questions or 0, sequence_length=longest or default.sequence_length
-        )
-    taken = {
-        name: value
-        for name, value in vars(own).items()
-        if getattr(settings, name) == getattr(default, name) != value
-    }
-    if taken:
-        shown = ", ".join(f"encoder.{name}={value}" for name, value in taken.items())
-        logger.info("%s: taken from its settings: %s; model_file= opens the whole model", folder, shown)
-    return replace(settings, **taken)
-
-
 def own_text(folder: Path) -> dict[str, Any]:
     """The title template, where the toolkit wrote the folder."""
     own = read_object(folder / _LIBRARY).get(_OWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, MODEL, NO_EFFECT, START, UPDATES, WARNED, Settings, setting
@@ -47,26 +47,29 @@ class BackboneSettings(Settings):
 
 @dataclass
 class VectorSettings(Settings):
-    """What of the towers, besides the config of the backbone, decides the vector of a text."""
+    """What of the towers, besides the config of the backbone, decides the vector of a text. What is left out is as
+    the model's folder states it."""
 
-    pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
+    pooling: str | None = setting(None, choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean over tokens, last (the last token,
     for causal backbones), weighted_mean (token i counts i times), idf (every token has a learned weight),
     idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), or user-defined:
-    module:Class (docs/extending.md)."""
-    projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
-    """Width of a linear layer on top of the pooled vector; 0 = none."""
-    normalize: bool = setting(False, on_resume=IDENTITY)
-    """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
-    shared: bool = setting(False, on_resume=IDENTITY)
-    """One tower for questions and passages."""
+    module:Class (docs/extending.md). Absent = as the folder states, else cls."""
+    projection_dim: int | None = setting(None, least=0, on_resume=IDENTITY)
+    """Width of a linear layer on top of the pooled vector; 0 = none. Absent = as the folder states, else 0."""
+    normalize: bool | None = setting(None, on_resume=IDENTITY)
+    """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less. Absent = as
+    the folder states, else false."""
+    shared: bool | None = setting(None, on_resume=IDENTITY)
+    """One tower for questions and passages. Absent = as the folder states, else false."""
     static_questions: bool = setting(False, on_resume=IDENTITY)
     """Questions go through a table of token vectors, passages through the transformer: a question costs
     microseconds (docs/static_encoders.md)."""
-    sequence_length: int = setting(256, unit="tokens", least=3, on_resume=IDENTITY)
-    """Longest sequence in tokens, special tokens included; questions and passages."""
-    question_length: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)
-    """Longest question in tokens; 0 = sequence_length."""
+    sequence_length: int | None = setting(None, unit="tokens", least=3, on_resume=IDENTITY)
+    """Longest sequence in tokens, special tokens included; questions and passages. Absent = as the model states, else
+    256."""
+    question_length: int | None = setting(None, unit="tokens", least=0, on_resume=IDENTITY)
+    """Longest question in tokens; 0 = sequence_length. Absent = as the model states, else 0."""
     dpr_trailing_sep: bool | None = setting(None, on_resume=IDENTITY)
     """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and
     with compat=dpr, else off."""
@@ -90,6 +93,12 @@ class VectorSettings(Settings):
 class EncoderSettings(VectorSettings, TextSettings):
     """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
 
+    pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True)
+    projection_dim: int = setting(0, least=0)
+    normalize: bool = False
+    shared: bool = False
+    sequence_length: int = setting(256, least=3)
+    question_length: int = setting(0, least=0)
     dpr_trailing_sep: bool = False
     """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1
     that every shorter sequence attends to."""
@@ -99,6 +108,20 @@ class EncoderSettings(VectorSettings, TextSettings):
     """Linear layers that have an adapter: all, or names with commas between (q_proj,v_proj)."""
     projection_activation: str = "none"
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        made = super().__new__(cls)
+        vars(made)["named"] = named  # a value may be given that is the default
+        return made
+
+    def over(self, own: EncoderSettings) -> EncoderSettings:
+        """The settings ``own`` of a model, with those that were given here in their place."""
+        given = asdict(self)
+        default = asdict(EncoderSettings())
+        named = vars(self)["named"]
+        return replace(
+            own, **{name: value for name, value in given.items() if name in named or value != default[name]}
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only where they are not as usual, so that fingerprints of other
@@ -223,7 +246,7 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
         ):
             if are_both:
                 raise _exclusive(prefix + first, prefix + second)
-        if 0 < self.question_length < 3:
+        if self.question_length in (1, 2):
             raise ConfigError(
                 f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0"
             )

@@ -47,6 +47,8 @@ class SearchSettings:
     form: QuestionForm = field(default_factory=QuestionForm)
     pretrained_model_cfg: str | None = None
     """Of a model_file of the original DPR; a folder by its absolute path."""
+    sequence_length: int | None = None
+    """The length that was named in place of the model's own."""
     text: GivenTextSettings = field(default_factory=GivenTextSettings)
     """The prompts that were named for a model that states none."""
     fingerprints: list[str] = field(default_factory=list, compare=False)

@@ -22,7 +22,6 @@ from typing import IO, Any
 from dpr.core.errors import InputError, OutputError
 from dpr.core.logs import WatchedFile, counted
 from dpr.core.paths import CHECKSUM as CHECKSUM
-from dpr.core.paths import odd_kind
 from dpr.core.version import __version__
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.untrusted import is_below, parsed
@@ -176,8 +175,6 @@ def read_json(path: Path) -> Any:
         InputError: missing, unreadable, too large, not JSON (NaN and 1e999 are not), or nested too deeply.
     """
     path = Path(path)
-    if kind := odd_kind(path):
-        raise InputError(f"is {kind}", file=path, expected="a file")
     try:
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
             raise InputError(

@@ -466,7 +466,7 @@ dpr train model_file=runs/first dev_datasets=dev.json             # evaluates
             "loss.temperature": self.loss.temperature not in (None, 1),
             "loss.learn_temperature": self.loss.learn_temperature,
             "encoder.normalize": self.encoder.normalize,
-            "encoder.pooling": self.encoder.pooling != "cls",
+            "encoder.pooling": self.encoder.pooling not in (None, "cls"),
         }
         named = [key for key, is_foreign in foreign.items() if is_foreign]
         if self.as_dpr and named:

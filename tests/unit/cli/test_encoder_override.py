@@ -24,7 +24,7 @@ def test_the_override_is_known(job: type) -> None:
 
 @pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig])
 @pytest.mark.parametrize(
-    "old", ["encoder.sequence_length=256", "encoder=hf_bert", "encoder.encoder_model_type=hf_bert"]
+    "old", ["encoder.dropout=0.1", "encoder=hf_bert", "encoder.encoder_model_type=hf_bert"]
 )
 def test_the_rest_is_answered_by_a_warning(job: type, old: str) -> None:
     kept, warnings = check_keys([old], {entry.key: entry for entry in settings(job)}, CONF)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage
-from dpr.models.biencoder import BiEncoder
+from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from tests.helpers.decoders import byte_tokenizer, decoder_folder
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
@@ -404,9 +405,7 @@ def test_a_table_of_model2vec_is_read_and_a_quantized_vocabulary_refused(tmp_pat
         BiEncoder.load(folder)
 
 
-def test_new_towers_take_what_the_folder_of_their_encoder_states(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_towers_take_what_the_folder_of_their_encoder_states(tmp_path: Path) -> None:
     from dpr.jobs.train import build_model
     from dpr.training.settings import BiEncoderTrainConfig
 
@@ -420,19 +419,64 @@ def test_new_towers_take_what_the_folder_of_their_encoder_states(
         parts, options = MODELS[kind](tmp_path / kind)
         saved(tmp_path / kind, parts, **options)
     opened = BiEncoder.load(tmp_path / "prompts" / "st").settings
-    with caplog.at_level("INFO"):
-        taken = build(tmp_path / "prompts" / "st").settings
+    taken = build(tmp_path / "prompts" / "st").settings
     assert taken.query_prompt == opened.query_prompt != ""
     assert taken.pooling == opened.pooling == "mean"
-    assert (taken.sequence_length, taken.shared) == (24, False)  # what was said, and the default
-    assert "taken from its settings: encoder.query_prompt=ba be: " in caplog.text
+    assert (taken.sequence_length, taken.shared) == (24, True)  # what was said, and what the folder says
     given = EncoderSettings(pooling="last", query_prompt="bo ", sequence_length=24)
     towers = BiEncoder.from_pretrained(str(tmp_path / "prompts" / "st"), given)
     assert (towers.settings.pooling, towers.settings.query_prompt) == ("last", "bo ")
     whole = BiEncoder.from_pretrained(str(tmp_path / "prompts" / "st"))
     assert whole.fingerprint == BiEncoder.load(tmp_path / "prompts" / "st").fingerprint
-    with pytest.raises(ConfigError, match=r"whose encoder lies deeper; set model_file=.* in its place"):
+    with pytest.raises(
+        ConfigError, match=r"whose encoder lies deeper, or which has two; set model_file=.* in its place"
+    ):
         build(tmp_path / "two towers" / "st")
+
+
+def test_what_the_folder_says_holds_unless_it_is_set(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path, [body(tmp_path, max_seq_length=24), pooling("mean"), dense()])
+    opened = BiEncoder.load(folder)
+    made = BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=16))
+    assert (made.settings.shared, made.settings.pooling, made.dimension) == (True, "mean", 5)
+    np.testing.assert_array_equal(made.encode_passages(TEXTS[:1]), opened.encode_passages(TEXTS[:1]))
+    for length in (16, 64, 256):  # 256 is the default
+        given = EncoderSettings(sequence_length=length)
+        for door in (BiEncoder.load, BiEncoder, BiEncoder.from_pretrained):
+            if length > 64:
+                with pytest.raises(
+                    ConfigError, match="sequence_length=256, but a BertModel has 64 positions"
+                ):
+                    door(str(folder), settings=given)
+                continue
+            model = door(str(folder), settings=given)
+            assert model.max_seq_length == model.tensorizer.question_length == length
+            assert model.fingerprint != opened.fingerprint
+    two = BiEncoder.from_pretrained(
+        str(folder), EncoderSettings(shared=False, projection_dim=0, pooling="cls")
+    )
+    assert (two.settings.shared, two.settings.pooling, two.dimension) == (False, "cls", 16)
+    assert two.max_seq_length == 24
+
+
+@pytest.mark.parametrize("stated", [48, None])
+def test_rotary_positions_have_no_end(stated: int | None, tmp_path: Path) -> None:
+    from transformers import AutoModel, NomicBertConfig
+
+    body(tmp_path)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    config = NomicBertConfig(vocab_size=len(VOCABULARY), max_position_embeddings=12, pad_token_id=0, **sizes)
+    place = tmp_path / "bert0"
+    AutoModel.from_config(config).save_pretrained(str(place))
+    _, folder = saved(tmp_path, [modules.Transformer(str(place)), pooling("mean")])
+    if stated is not None:
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": stated}))
+    theirs = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    for packed in (True, False):
+        model = BiEncoder.load(folder, options=TowerOptions(packed=packed))
+        assert model.max_seq_length == theirs.max_seq_length == (stated or 12)
+        assert_same(model, theirs)
 
 
 def test_two_towers_are_not_made_one_by_a_setting(tmp_path: Path) -> None:
