@@ -192,9 +192,8 @@ def _growth(steps: Sequence[dict[str, Any]]) -> float:
         for letter in replaced:
             bounds[letter] = max(made / len(replaced), bounds.get(letter, bounds[""]))
         if not replaced:  # an expression may match beside any character
-            longest = _GROWTH.get(kind, 1)
-            if kind == "Precompiled":
-                longest = _longest_in(step.get("precompiled_charsmap"))
+            table = step.get("precompiled_charsmap")
+            longest = _longest_in(table) if kind == "Precompiled" else _GROWTH.get(kind, 1)
             bounds = {"": max(bounds.values()) * longest + made}
     return max(bounds.values())
 

@@ -544,9 +544,9 @@ class BiEncoder(nn.Module):
         Hugging Face or peft, or a checkpoint file of the original DPR. In evaluation mode; needs no network.
         A name that is none of these here is one of the hub (``local_model``).
 
-        The lengths that ``settings`` give are in effect; else they are for third-party folders, which state less: what
-        these do state (pooling, prompt) takes precedence. ``text`` names prompts, title template and apostrophe rule of a model that
-        states none or, with ``allow_other_prompts``, in place of its own; ``prompts``, as in sentence-transformers,
+        The lengths that ``settings`` give are in effect. The others are for third-party folders, which state less; what
+        these do state (pooling, prompt) takes precedence. ``text`` names prompts, title template and apostrophe rule of
+        a model that states none or, with ``allow_other_prompts``, in place of its own; ``prompts``, as in sentence-transformers,
         do so by the names query and document. The three arguments before them are
         for files of the original, which have no config, no tokenizer, and need its stray [SEP];
         ``pretrained_model_cfg`` names the model to take both from, instead of the name in the file, or the

@@ -98,12 +98,12 @@ def test_every_family_counts_its_positions_by_its_own_rule(config: Any, position
     assert longest_sequence(backbone, positions + 300) == positions
 
 
-def test_positions_end_where_the_config_says_or_nowhere() -> None:
+def test_positions_without_a_table_have_no_end() -> None:
     modern = transformers.ModernBertConfig(
         **SMALL, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2
     )
-    assert longest_sequence(backbone_from_config(modern), 200) == modern.max_position_embeddings
-    for config in (WITH_DROPOUT["t5"], WITH_DROPOUT["bloom"]):
+    assert modern.max_position_embeddings < 200  # positions are computed
+    for config in (modern, WITH_DROPOUT["t5"], WITH_DROPOUT["bloom"]):
         assert longest_sequence(backbone_from_config(config), 200) == 200
 
 
