@@ -110,8 +110,9 @@ class EncoderSettings(VectorSettings, TextSettings):
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
-        made = super().__new__(cls)
-        vars(made)["named"] = named  # a value may be given that is the default
+        made = super().__new__(cls, *values, **named)
+        # a value may be given that is the default one; dataclasses.replace gives all of them
+        vars(made)["named"] = named if len(named) < len(fields(cls)) else {}
         return made
 
     def over(self, own: EncoderSettings) -> EncoderSettings:
