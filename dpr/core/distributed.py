@@ -57,18 +57,15 @@ def current_ranks() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), launched("LOCAL_RANK", dist.get_rank()))
 
 
-_TASKS = {
-    "SLURM_PROCID": "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-    "PMI_RANK": "PMI_SIZE",
-}
-"""Where launchers that start a program several times number these, and how many there are: srun, mpirun."""
-
-
 def require_ranks() -> None:
-    """Raises ConfigError if a launcher has started the program several times without ranks, so that each would train
-    alone."""
-    for number, count in _TASKS.items():
+    """Raises ConfigError if a launcher (srun, mpirun) has started the program several times without ranks, so that each
+    would train alone."""
+    for names in (
+        "SLURM_PROCID SLURM_NTASKS",
+        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
+        "PMI_RANK PMI_SIZE",
+    ):
+        number, count = names.split()
         if "RANK" not in os.environ and number in os.environ and (tasks := launched(count)) > 1:
             raise ConfigError(
                 f"this is one of {tasks} tasks ({count}={tasks}), but no RANK, so each would train alone;"

@@ -70,12 +70,17 @@ def configure_logging(*, rank: int = 0) -> None:
 
 @contextmanager
 def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
-    """A block whose messages go to ``file``. Standard error has the warnings, and the messages of ``module``, and
-    progress. Yields the open file."""
+    """A block whose messages go to ``file``. Standard error has the warnings, the messages of ``module`` and progress,
+    of a training at most twice a minute. Yields the open file."""
     logger = logging.getLogger(LOGGER_NAME)
     level = logger.level
+    last = time.time()
 
     def is_shown(record: logging.LogRecord) -> bool:
+        nonlocal last
+        if hasattr(record, "step") and record.created > last + _STEPS_EVERY_S:
+            last = record.created
+            return True
         return record.levelno >= (level if record.name in (module, __name__) else logging.WARNING)
 
     details = logging.FileHandler(file, encoding="utf-8")
@@ -112,6 +117,7 @@ logger = get_logger(__name__)
 
 _FIRST_LINES_EVERY_S = 10.0
 _LINES_EVERY_S = 60.0
+_STEPS_EVERY_S = 30.0
 _BAR_AFTER_S = 1.0
 
 _Item = TypeVar("_Item")

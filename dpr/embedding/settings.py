@@ -52,12 +52,10 @@ class CheckpointEncoderConfig(GivenTextSettings):
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``BiEncoder.load`` that these settings stand for."""
-        length: dict[str, Any] = (
-            {} if self.sequence_length is None else {"sequence_length": self.sequence_length}
-        )
+        given = {"pooling": self.pooling, "sequence_length": self.sequence_length}
         return {
             "pretrained_model_cfg": self.pretrained_model_cfg,
-            "settings": EncoderSettings(pooling=self.pooling, **length),
+            "settings": EncoderSettings.from_mapping(given, "encoder."),
             "text": self,
         }
 

@@ -234,6 +234,7 @@ class ProgressLine(Callback):
                 run.last_step,
                 text,
                 duration(metrics["perf/eta_s"]),
+                extra={"step": run.progress.step},
             )
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:

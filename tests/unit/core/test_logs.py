@@ -8,10 +8,12 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from dpr.core.logs import Progress, configure_by_default, counted, shows_bars
+from dpr.core import logs
+from dpr.core.logs import Progress, configure_by_default, counted, details_in, shows_bars
 
 
 @contextmanager
@@ -52,6 +54,23 @@ def test_what_all_ranks_have_to_say_is_said_once(
     text = capsys.readouterr().err
     assert (text.count("step 1"), text.count("careful"), text.count("broken")) == (1, 1, 2)
     assert "[rank 1] E broken" in text
+
+
+def test_a_stage_that_trains_says_how_far_it_is_now_and_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fresh_logging() as logger:
+        configure_by_default()
+        training = logger.getChild("training")
+        with details_in(tmp_path / "log.txt", "dpr.stages"):
+            training.info("step %d", 1, extra={"step": 1})
+            monkeypatch.setattr(logs, "_STEPS_EVERY_S", -1.0)
+            training.info("step %d", 2, extra={"step": 2})
+            monkeypatch.setattr(logs, "_STEPS_EVERY_S", 30.0)
+            training.info("step %d", 3, extra={"step": 3})
+    shown = capsys.readouterr().err
+    assert [f"step {step}" in shown for step in (1, 2, 3)] == [False, True, False]
+    assert (tmp_path / "log.txt").read_text().count("step") == 3
 
 
 def test_logging_that_is_set_up_before_is_left_alone() -> None:
