@@ -90,6 +90,9 @@ class MineCommand(MiningInputs, MiningSettings):
 
     Rerun the same command to resume a killed run; a finished one is not repeated."""
 
+    FIRST: ClassVar[str] = """\
+out corpus per_question from_rank to_rank max_relative_score keep_within model_file vectors cross_encoder device overwrite
+"""
     EXAMPLES: ClassVar[str] = """\
 dpr mine train.jsonl out=train_bm25.jsonl
 dpr mine train.jsonl corpus=corpus.tsv out=train_bm25.jsonl per_question=10 from_rank=5 to_rank=100

@@ -42,7 +42,7 @@ EXPECTED = {
     "new-encoder": ["reading corpus.jsonl: 1 of 1 MB"],
     "check-data": ["reading train.jsonl: "],
     "prepare pairs": ["cutting questions: ", "writing the corpus: ", "cutting pairs: "],
-    "mine": ["hashing passages: ", "splitting passages into words: ", "mining: "],
+    "mine": ["looking for the positives: ", "splitting passages into words: ", "mining: "],
     "train": [
         "reading mined.jsonl: ",
         "encoding dev: ",

@@ -127,10 +127,15 @@ JOBS = {
             "evaluate run_file=in/a.run qrels=in/qrels.tsv metrics_file=out/metrics.json",
             "",
         ),
-        Job("mine", "mine in/train.json corpus=in/corpus.tsv out=out/mined.jsonl", "corpus.tsv"),
+        Job(
+            "mine",
+            "mine in/train.json corpus=in/corpus.tsv allow_missing=true out=out/mined.jsonl",
+            "corpus.tsv",
+        ),
         Job(
             "mine model_file",
-            "mine in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu out=out/mined.jsonl",
+            "mine in/train.json corpus=in/corpus.tsv allow_missing=true model_file=in/model device=cpu"
+            " out=out/mined.jsonl",
             "train.json",
         ),
         Job(
