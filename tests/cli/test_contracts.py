@@ -168,7 +168,9 @@ def test_evaluation_by_itself_says_little_and_each_figure_once(
     said = capsys.readouterr()
     names = [line.split()[0] for line in said.out.splitlines()]
     of_ranks = ["avg_rank", "avg_rank_low", "avg_rank_high"]
-    assert sorted(names) == sorted(f"eval/dev/{name}" for name in [*of_ranks, "candidates", "nll_loss", "in_batch_acc"])
+    assert sorted(names) == sorted(
+        f"eval/dev/{name}" for name in [*of_ranks, "candidates", "nll_loss", "in_batch_acc"]
+    )
     assert len(said.err.splitlines()) <= 6 and " W " not in said.err
     # Of several sets each has its own.
     assert (
