@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpr.core import retired
 from dpr.core.errors import ConfigError
 from dpr.core.other_names import hint
 from dpr.core.settings import Setting, name_here_of, quoted, suggestion
@@ -297,8 +296,6 @@ def check_keys(
         value = value.strip("'\"")
         if folders and (key == "hydra" or key.startswith(("hydra.", "hydra/"))):
             kept.append(override)
-        elif key in retired.SETTINGS:
-            problems.append(f"{key} is gone: {retired.SETTINGS[key]}")
         elif "=" not in override and sign != "~":
             if not follows_flag:
                 problems.append(_no_value(override, known))
@@ -307,8 +304,6 @@ def check_keys(
                 name_here_of(key, known) or any(name.endswith(f".{key}") for name in known)
             )
             continue
-        elif f"{key}={value}" in retired.SETTINGS:
-            problems.append(f"{key}={value} is gone: {retired.SETTINGS[f'{key}={value}']}")
         elif folders and key not in known and (old := translate(key, value, known)):
             warnings.append(old[1])
             kept.extend([old[0]] if old[0] else [])
@@ -360,6 +355,6 @@ def _no_value(token: str, known: Mapping[str, Setting]) -> str:
     example = (
         f"; for a file, e.g. {taker}={token}"
         if taker and ("/" in token or "." in token)
-        else suggestion(token, known)
+        else suggestion(token, known, otherwise=hint(token))
     )
     return f"{token!r} is not a setting; settings read key=value" + example

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from dpr.cli.launch import launch, run_and_leave
-from dpr.core import retired
 from dpr.core.other_names import hint
 from dpr.core.settings import suggestion
 from dpr.core.version import __version__
@@ -136,9 +135,6 @@ def main(argv: list[str] | None = None) -> int:
     if name == "--version":
         print(f"dpr {__version__}")
         return 0
-    if name in retired.COMMANDS:
-        print(f"error: dpr {name} is gone: {retired.COMMANDS[name]}", file=sys.stderr)
-        return 2
     if name not in COMMANDS:
         print(
             f"error: unknown command {name}{hint(name) or suggestion(name, COMMANDS)}\ndpr --help lists the commands",

@@ -66,6 +66,7 @@ _LINES = {
     "save_model": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
     "early_stopping_patience": "callbacks=[dpr.EarlyStopping(patience=3)]",
     "mini_batch_size": "grad_cache_tokens=16384 holds the graphs of so many tokens at most",
+    "-m multirun": "one command is one job; put the values into a loop of the shell (docs/training.md)",
     "resume_from_checkpoint": "train() goes on with the run that it finds in output_dir",
 }
 _HOME = {name: line for names, line in _LINES.items() for name in names.split()}

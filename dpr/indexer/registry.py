@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from dpr.core import retired
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.settings import NO_EFFECT, Settings, rule_of
@@ -317,7 +316,7 @@ class IndexStore:
         settings = metadata.get("settings")
         source = metadata.get("source")
         if not isinstance(settings, dict) or not isinstance(source, dict):
-            raise InputError("is not an index of this toolkit", file=folder, hint=retired.FILES)
+            raise InputError("is not an index of this toolkit", file=folder, hint=_REBUILD)
         if metadata.get("kind") != kind:
             found = metadata.get("kind")
             hint = f"set indexer={found}, {_REBUILD}"

@@ -10,7 +10,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from dpr.core import retired
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import is_wide, matching_paths
@@ -103,7 +102,8 @@ class SearchSettings:
             check_type("indexer.kind", stored.indexer.get("kind"), str)
             return stored._with_paths(lambda path: os.path.abspath(folder / path))
         except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
-            raise InputError(f"not search settings: {error}", file=file, hint=retired.FILES) from None
+            hint = "dpr retrieve ... search_folder=FOLDER writes them again"
+            raise InputError(f"not search settings: {error}", file=file, hint=hint) from None
 
     def confined(self, folder: Path) -> SearchSettings:
         """The settings as a folder from anybody may state them: nothing is written outside of it, no text

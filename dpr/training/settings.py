@@ -8,7 +8,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from dpr.core import retired
 from dpr.core.compute_settings import PRECISIONS, CudaSettings
 from dpr.core.errors import ConfigError
 from dpr.core.other_names import hint
@@ -301,10 +300,7 @@ class TrainingSettings(Settings):
         for name in sorted(values.keys() - {key.removeprefix("train.") for key in known}):
             here = name_here_of(name, known)
             near = f"; did you mean {here}?" if here else hint(name) or suggestion(name, known)
-            if sentence := retired.SETTINGS.get(f"train.{name}"):
-                problems.append(f"{name} is gone: {sentence}")
-            else:
-                problems.append(f"there is no setting {name}{near.replace('train.', '')}")
+            problems.append(f"there is no setting {name}{near.replace('train.', '')}")
         if problems:
             raise ConfigError("\n".join(problems))
         settings = deepcopy(replace(base, **{name: values[name] for name in own & values.keys()}))

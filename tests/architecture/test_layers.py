@@ -101,7 +101,6 @@ def _is_light(name: str) -> bool:
             "dpr.core.errors",
             "dpr.core.compute_settings",
             "dpr.core.other_names",
-            "dpr.core.retired",
             "dpr.core.setting",
             "dpr.core.settings",
         )

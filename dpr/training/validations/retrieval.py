@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core import retired
 from dpr.core.batch import TokenBatch
 from dpr.core.distributed import (
     current_ranks,
@@ -115,9 +114,6 @@ def read_entry(entry: Any, number: int) -> RetrievalValidationSettings | None:
         raise ConfigError(
             f"{key}.kind={kind} is not known; choose {KIND}, or a class of yours with use: module:Class"
         )
-    for name in values:
-        if sentence := retired.SETTINGS.get(f"train.validation.{name}"):
-            raise ConfigError(f"{key}.{name} is gone: {sentence}")
     return RetrievalValidationSettings.from_mapping(values, f"{key}.")
 
 

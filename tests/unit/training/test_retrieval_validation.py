@@ -181,10 +181,6 @@ def test_the_best_is_the_highest_and_without_dev_sets_by_ndcg(
             {"sample": 5, "qrels": None},
             r"train.validation\[0\].sample needs train.validation\[0\].qrels=<file>",
         ),
-        (
-            {"keep_vectors": True},
-            r"keep_vectors is gone: after training, dpr embed model_file=<run> writes the same bytes",
-        ),
     ],
 )
 def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:
