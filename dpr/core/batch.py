@@ -1,5 +1,5 @@
-"""What travels from the data side to the model, and from the model to the loss: batches, how they are cut so
-that little padding is computed, and the temperature of scores.
+"""Batches that travel from the data side to the model and from the model to the loss, cuts of them that
+compute little padding, and the temperature of scores.
 
 Letters: B questions per rank, N context slots per rank, C distinct contexts per rank, T tokens, D dimensions.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What both kinds of batches do with all of their fields."""
+    """Base of both kinds of batches: operations on all of their fields."""
 
     def pin_memory(self) -> Self:
         pinned = {}
@@ -61,7 +61,7 @@ class TokenBatch(_Batch):
 
     @staticmethod
     def from_lists(sequences: list[list[int]], position: list[int] | None = None) -> TokenBatch:
-        """Joins token id lists; none may be empty."""
+        """Joins token id lists, none of which may be empty."""
         if any(not sequence for sequence in sequences):
             raise ValueError("a sequence without tokens cannot be encoded")
         flat = [token for sequence in sequences for token in sequence]
@@ -76,7 +76,7 @@ class TokenBatch(_Batch):
 
     @property
     def padded_size(self) -> int:
-        """Number of tokens with every sequence padded to the longest."""
+        """Returns the number of tokens if every sequence were padded to the longest."""
         return len(self) * int(self.lengths.max()) if len(self) else 0
 
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -91,8 +91,8 @@ class TokenBatch(_Batch):
         return input_ids, mask
 
     def select(self, rows: Tensor) -> TokenBatch:
-        """The given sequences in the given order; ``rows`` should be on the host to avoid waiting for the
-        device."""
+        """Returns the given sequences in the given order. ``rows`` should be on the host; otherwise this
+        waits for the device."""
         device = self.tokens.device
         host = rows.cpu()
         starts = torch.cumsum(self.lengths, 0) - self.lengths
@@ -103,7 +103,8 @@ class TokenBatch(_Batch):
         return TokenBatch(self.tokens[index], lengths, self.position[rows.to(device, non_blocking=True)])
 
     def positions(self) -> Tensor:
-        """The position of every token in its sequence, counted from 0: (T,) on the device of the tokens."""
+        """Returns the position of every token in its sequence, counted from 0: (T,) on the device of the
+        tokens."""
         device = self.tokens.device
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         return torch.arange(len(self.tokens), device=device) - spread(starts, self.lengths, device)
@@ -137,8 +138,8 @@ class TokenBatch(_Batch):
 
 
 def spread(values: Tensor, lengths: Tensor, device: torch.device) -> Tensor:
-    """Repeats value i of ``values`` (N,) ``lengths[i]`` times, (T,) on ``device``. Both lie on the host, so
-    nothing waits for it."""
+    """Repeats value i of ``values`` (N,) ``lengths[i]`` times: (T,) on ``device``. Both inputs lie on the
+    host, so nothing waits for the device."""
     return torch.repeat_interleave(
         values.to(device, non_blocking=True),
         lengths.to(device, non_blocking=True),
@@ -147,14 +148,14 @@ def spread(values: Tensor, lengths: Tensor, device: torch.device) -> Tensor:
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor``, which lies on the host, on ``device``, without waiting: a copy from memory that is not
-    pinned may wait for what runs."""
+    """Copies ``tensor`` from the host to ``device`` without waiting. A copy from memory that is not pinned
+    may wait for running work."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class LengthenedBatch(NamedTuple):
-    """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_original`` (T,)
-    False for added tokens."""
+    """Sequences with a token added to some. ``positions`` (T,) count from 0 in each sequence; ``is_original``
+    (T,) is False for added tokens."""
 
     batch: TokenBatch
     positions: Tensor
@@ -163,7 +164,7 @@ class LengthenedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BiEncoderBatch(_Batch):
-    """One rank's share of a pool.
+    """One rank's share of a global batch.
 
     ``contexts`` holds each distinct passage of the rank once (C sequences). The N = B * (1 + hard + other)
     context *slots* state how often and for which question a passage was listed: ``context_row`` (N,) indexes
@@ -189,8 +190,8 @@ class BiEncoderBatch(_Batch):
     loss_weights: Tensor
     encoder_type: str = ""
     datasets: tuple[int, ...] = field(default=())
-    """The data set of each question and, in ``rows``, its row number there; used to explain a step, not in
-    training."""
+    """The data set of each question and, in ``rows``, its row number there. Both explain a step; training
+    does not use them."""
     rows: tuple[int, ...] = field(default=())
     teacher_scores: Tensor | None = None
 
@@ -202,7 +203,8 @@ class BiEncoderBatch(_Batch):
         return self.questions.tokens.shape[0] + self.contexts.tokens.shape[0]
 
     def with_one_context(self) -> BiEncoderBatch:
-        """All slots list the first context: for what does not depend on vectors of contexts."""
+        """Returns a batch whose slots all list the first context, for results that do not depend on context
+        vectors."""
         first = torch.zeros(1, dtype=torch.int64)
         return replace(
             self, contexts=self.contexts.select(first), context_row=torch.zeros_like(self.context_row)
@@ -220,21 +222,21 @@ class BiEncoderBatch(_Batch):
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """``scores / temperature`` are the logits. ``value`` is above 0: a number or, where it is learned, ()
-    with its gradient."""
+    """Divisor of the scores: ``scores / temperature`` are the logits. ``value`` is above 0: a number or, if
+    it is learned, a tensor () with its gradient."""
 
     value: Tensor | float = 1.0
 
     def like(self, other: Tensor) -> Tensor:
-        """The value, (), on the device and of the type of ``other``."""
+        """Returns the value, (), on the device and of the type of ``other``."""
         if isinstance(self.value, Tensor):
             return self.value.to(other.device, other.dtype)
         # filled on the device: a copy to it would wait for all work under way
         return other.new_full((), self.value)
 
     def touched_by(self, losses: Tensor) -> Tensor:
-        """``losses`` plus 0, so that a learned value gets a gradient from any loss: data-parallel training
-        waits for a missing one."""
+        """Returns ``losses`` plus 0, so that a learned value gets a gradient from any loss. Data-parallel
+        training would wait for a missing one."""
         return losses + 0.0 * self.value if isinstance(self.value, Tensor) else losses
 
     def __rtruediv__(self, scores: Tensor) -> Tensor:
@@ -254,8 +256,8 @@ def plan_token_batches(
     ``max_tokens``.
 
     Every batch has at least one sequence, so a single sequence longer than the budget still gets through.
-    Returns index arrays that cover every sequence once; longest first, so that running out of memory happens
-    at once and not after an hour.
+    Returns index arrays that cover every sequence once. The longest come first, so that a run that exceeds
+    the memory fails at once and not after an hour.
     """
     order = np.argsort(-lengths, kind="stable")
     batches: list[np.ndarray] = []
@@ -282,8 +284,8 @@ def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[slice]:
 
 
 class Bucket(NamedTuple):
-    """Sequences of similar length, side by side in a pack: tokens ``start`` to ``stop``, ``num_sequences`` up
-    to ``longest`` tokens."""
+    """Sequences of similar length, side by side in a pack: tokens ``start`` to ``stop`` hold
+    ``num_sequences`` sequences of up to ``longest`` tokens."""
 
     start: int
     stop: int
@@ -294,11 +296,11 @@ class Bucket(NamedTuple):
 def plan_buckets(
     lengths: Sequence[int], *, min_tokens: int = 512, min_unpadded: int | None = None
 ) -> list[Bucket]:
-    """Cuts sequences, longest first, where attention over them is to be padded to one length.
+    """Cuts sequences, longest first, into buckets; attention over a bucket is padded to one length.
 
     A new bucket begins when sequences have become shorter than ``_SHRINK`` times its longest and it holds
     ``min_tokens`` tokens; smaller buckets would cost more in calls than they save in padding. Sequences of
-    ``min_unpadded`` tokens or more share one with their equals alone.
+    ``min_unpadded`` tokens or more share a bucket only with sequences of the same length.
     """
     buckets: list[Bucket] = []
     start = stop = count = longest = 0

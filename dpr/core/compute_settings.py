@@ -1,5 +1,5 @@
-"""Settings that commands have in common: where they compute, how models run, and in which precision. Importing
-this module does not import torch."""
+"""Settings that commands have in common: device, forward passes and precision. Importing this module does not
+import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""Value of the setting -> name of torch's dtype."""
+"""Names of torch's dtypes by the values of the setting."""
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -35,7 +35,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 @dataclass
 class DeviceSettings(Settings):
-    """Where a command computes."""
+    """Device that a command computes on."""
 
     device: str | None = setting(None, on_resume=NO_EFFECT)
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
@@ -43,14 +43,15 @@ class DeviceSettings(Settings):
 
 @dataclass
 class CudaSettings(DeviceSettings):
-    """The same, with DPR's key."""
+    """Device settings with DPR's key ``no_cuda``."""
 
     no_cuda: bool = setting(False, on_resume=NO_EFFECT)
     """DPR's key; true is the same as device=cpu."""
 
     @property
     def device_or_cpu(self) -> str | None:
-        """``device``, with ``no_cuda`` taken into account. ConfigError: they contradict each other."""
+        """Returns ``device``, or ``cpu`` if ``no_cuda`` is set. Raises ConfigError if the two contradict each
+        other."""
         if self.no_cuda and self.device not in (None, "cpu"):
             raise ConfigError(
                 f"device={self.device} and no_cuda=true are mutually exclusive; leave one of them out"
@@ -60,13 +61,13 @@ class CudaSettings(DeviceSettings):
 
 @dataclass
 class ForwardSettings(DeviceSettings):
-    """Where models run, and how."""
+    """Device, precision and size of forward passes."""
 
     precision: str = setting("fp32", choices=tuple(PRECISIONS))
     """Arithmetic of models; bf16 is several times faster than fp32 on recent GPUs."""
     batch_tokens: int = setting(0, unit="tokens", least=0)
-    """Tokens of one forward pass at most, halved where embedding runs out of memory; 0 = 65,536 on a GPU,
-    4,096 on a CPU."""
+    """Largest number of tokens in one forward pass, halved where embedding runs out of memory; 0 = 65,536 on
+    a GPU, 4,096 on a CPU."""
 
 
 @dataclass
@@ -79,8 +80,8 @@ class ClusterSettings(Settings):
     """The cluster's head, host:port, or auto for the cluster that this machine belongs to; absent =
     $RAY_ADDRESS, else a cluster of this machine alone, which ends with the command."""
     workers: int = setting(0, unit="workers", least=0, on_resume=NO_EFFECT)
-    """Workers at a time, each with a CPU and, where the cluster has any and device=cpu is not set, a GPU; 0 =
-    as many as the cluster has room for."""
+    """Workers that run at the same time, each with a CPU and, where the cluster has any and device=cpu is not
+    set, a GPU; 0 = as many as the cluster has room for."""
 
     def unused(self) -> Iterator[str]:
         if self.kind != "ray":

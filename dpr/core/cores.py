@@ -1,12 +1,13 @@
-"""How many cores this process may use. Imports nothing, since ``import dpr`` asks."""
+"""Number of cores that this process may use. Imports nothing, since ``import dpr`` asks for it."""
 
 import os
 
 
 def quota(groups: str = "/sys/fs/cgroup") -> int | None:
-    """Cores that the container of this process may use at most, rounded up; None where it is not limited.
+    """Returns the most cores that this process's container may use, rounded up; None if there is no limit.
 
-    ``groups`` is where Linux shows its control groups: version 2 has quota and period in one file, version 1 in two.
+    ``groups`` is the folder of Linux's control groups. Version 2 has quota and period in one file, version 1
+    in two.
     """
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         words = []
@@ -23,6 +24,7 @@ def quota(groups: str = "/sys/fs/cgroup") -> int | None:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: those it is bound to, and no more than its container may."""
+    """Returns the number of cores that this process may use: those it is bound to, limited by its container's
+    quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, quota() or cores)

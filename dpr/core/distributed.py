@@ -1,5 +1,5 @@
-"""The group of processes and the few operations on it, and tensors of which every rank holds a part. With one
-process each is the identity or free, so callers have no special case.
+"""The group of processes, the few operations on it, and tensors of which every rank holds a part. With one
+process each operation is the identity or free, so callers have no special case.
 
 Only tensors travel between ranks. Collectives have no names: the n-th of one rank meets the n-th of every
 other, whatever they are. So all ranks must start the same ones in the same order; a rank that skips one, or
@@ -39,7 +39,7 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process: ``rank`` of ``world_size``, ``local_rank`` on its node."""
+    """This process's ``rank`` of ``world_size``, and its ``local_rank`` on its node."""
 
     rank: int = 0
     world_size: int = 1
@@ -51,15 +51,15 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """The ranks of the initialised process group, or of a single process."""
+    """Returns the ranks of the initialised process group, or of a single process."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
     return Ranks(dist.get_rank(), dist.get_world_size(), launched("LOCAL_RANK", dist.get_rank()))
 
 
 def require_ranks() -> None:
-    """Raises ConfigError if a launcher (srun, mpirun) has started the program several times without ranks, so that each
-    would train alone."""
+    """Raises ConfigError if a launcher (srun, mpirun) has started the program several times without ranks;
+    each process would train alone."""
     for names in (
         "SLURM_PROCID SLURM_NTASKS",
         "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
@@ -76,7 +76,7 @@ def require_ranks() -> None:
 @contextmanager
 def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ranks]:
     """Joins the group that a launcher (torchrun) announced in the environment, if there is one; leaves it at
-    the end.
+    the end of the block.
 
     NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed. A scheduler's only
     rank needs no address.
@@ -116,14 +116,14 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
 
 
 _left: list[Any] = []
-"""Groups that were left. None is freed: gloo's waits for its threads without releasing the GIL, and one of
-these may need it to release a tensor of the last collective. A model in DDP would free its group when it is
-freed itself."""
+"""Groups that were left; none is freed. Freeing a gloo group waits for its threads without releasing the GIL,
+which one of them may need to release a tensor of the last collective. A model in DDP would free its group
+when it is freed itself."""
 
 
 def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
-    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU. A GPU becomes this
-    process's current one.
+    """Returns the device of this rank: ``name`` if given, else this rank's GPU, else the CPU. A GPU becomes
+    this process's current one.
 
     Raises:
         ConfigError: there is no such device.
@@ -214,12 +214,11 @@ class _Finish(torch.autograd.Function):
 
 
 def start_gather(local: Tensor) -> Callable[[], Tensor]:
-    """As ``gather_rows``, but returns a function that waits for the rows, to be called once; what is computed
-    before overlaps.
+    """Starts ``gather_rows`` and returns a function that waits for the rows; call it once. Whatever is
+    computed before that call overlaps with the transfer.
 
-    Backward overlaps too: of all ready nodes autograd runs the one that was created last, so it starts the
-    reduce-scatter (``_Finish``), goes through what was computed in between, and only then asks for the result
-    (``_Start``).
+    Backward overlaps too. Autograd runs the ready node that was created last, so it starts the reduce-scatter
+    (``_Finish``), goes through what was computed in between, and only then asks for the result (``_Start``).
     """
     if current_ranks().world_size == 1:
         return lambda: local
@@ -236,7 +235,8 @@ def gather_rows(local: Tensor) -> Tensor:
 
 
 def gather_uneven_rows(local: Tensor) -> Tensor:
-    """As ``gather_rows`` for different numbers of rows on each rank (validation); not differentiable."""
+    """Joins rows as ``gather_rows`` does, for different numbers of rows on each rank (validation). Not
+    differentiable."""
     if current_ranks().world_size == 1:
         return local
     # Two collectives, in this order on every rank; ``tolist`` makes the host wait for the device, which
@@ -249,7 +249,7 @@ def gather_uneven_rows(local: Tensor) -> Tensor:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """Elementwise sum over ranks, in a new tensor."""
+    """Returns the elementwise sum over ranks, in a new tensor."""
     total = values.detach().clone()
     if current_ranks().world_size > 1:
         dist.all_reduce(total)
@@ -259,8 +259,8 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor] = ()) -> None:
     """Replaces each gradient by its mean over ranks; a missing gradient becomes zeros first.
 
-    Gradients travel ``_BUCKET_SIZE`` elements at a time; those of the parameters ``by_rows`` are sparse and
-    travel by the rows that any rank has. All ranks must call it with the same parameters.
+    Gradients travel ``_BUCKET_SIZE`` elements at a time. Those of the parameters ``by_rows`` are sparse; only
+    rows that any rank has are sent. All ranks must call it with the same parameters.
     """
     for table in by_rows:
         table.grad = _average_rows(table)
@@ -293,7 +293,7 @@ def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor]
 
 @torch.no_grad()
 def _average_rows(table: Tensor) -> Tensor:
-    """The mean over ranks of a gradient by rows, coalesced: rows in order, each once."""
+    """Returns the mean over ranks of a gradient by rows, coalesced: rows in order, each once."""
     none = torch.zeros(1, 0, dtype=torch.int64, device=table.device), table.new_zeros(0, *table.shape[1:])
     own = _coalesced(
         torch.sparse_coo_tensor(*none, table.shape, check_invariants=False)
@@ -313,8 +313,8 @@ def _average_rows(table: Tensor) -> Tensor:
 
 
 def _coalesced(gradient: Tensor) -> Tensor:
-    """The same without a copy where its rows are in order, each once: autograd drops the note of that when it
-    accumulates."""
+    """Returns the gradient coalesced, without a copy if its rows are already in order and each occurs once.
+    Autograd loses the flag for that when it accumulates."""
     rows = gradient._indices()
     values = gradient._values()
     if gradient.is_coalesced() or not bool((rows[0].diff() > 0).all()):
@@ -331,8 +331,8 @@ def copy_from_main(tensors: Iterable[Tensor]) -> None:
 
 
 def largest_of_each(values: Sequence[int]) -> list[int]:
-    """Of each of these 64-bit integers the largest over ranks, on every rank. They travel between CPUs, so
-    that no rank waits for a GPU."""
+    """Returns the largest value over ranks of each of these 64-bit integers, on every rank. The integers
+    travel between CPUs, so that no rank waits for a GPU."""
     if current_ranks().world_size == 1:
         return list(values)
     tensor = torch.tensor(values, dtype=torch.int64)
@@ -341,12 +341,12 @@ def largest_of_each(values: Sequence[int]) -> list[int]:
 
 
 def largest_over_ranks(value: int) -> int:
-    """The largest of all ranks' 64-bit integers, on every rank, as ``largest_of_each``."""
+    """Returns the largest of all ranks' 64-bit integers, on every rank (see ``largest_of_each``)."""
     return largest_of_each([value])[0]
 
 
 def from_main(value: int) -> int:
-    """Rank 0's value of a 64-bit integer, on every rank."""
+    """Returns rank 0's value of a 64-bit integer, on every rank."""
     if current_ranks().world_size == 1:
         return value
     tensor = torch.tensor(value, dtype=torch.int64)
@@ -385,31 +385,31 @@ def on_main(action: Callable[[], None]) -> None:
 
 
 def barrier() -> None:
-    """Waits for all ranks. An all-reduce on the CPU, so that it means the same for gloo and NCCL."""
+    """Waits for all ranks. It is an all-reduce on the CPU, so that it means the same for gloo and NCCL."""
     largest_over_ranks(0)
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, each rank with its part or, of a single number, each with its copy."""
+    """True for a DTensor: each rank holds its part or, of a single number, a copy."""
     return hasattr(tensor, "full_tensor")
 
 
 def local_shard(tensor: Any) -> Tensor:
-    """What this rank holds of a tensor, in the same memory; gradients pass through."""
+    """Returns this rank's part of a tensor, in the same memory; gradients pass through."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
 def full_tensor(tensor: Any) -> Tensor:
-    """The values of all ranks. All ranks must call it together if the tensor is sharded."""
+    """Returns the values of all ranks. All ranks must call it together if the tensor is sharded."""
     values: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return values
 
 
 @torch.no_grad()
 def placed_like(values: Tensor, tensor: Any) -> Tensor:
-    """``values``, which every rank has whole, on the device of ``tensor`` and in as many parts; nothing
-    travels."""
+    """Returns ``values``, which every rank holds whole, on the device of ``tensor`` and split as it is.
+    Nothing is sent between ranks."""
     if not is_sharded(tensor) or is_sharded(values):
         return values.to(tensor.device)
     from torch.distributed.tensor import distribute_tensor
@@ -419,8 +419,8 @@ def placed_like(values: Tensor, tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def full_on_main(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The whole tensors in rank 0's host memory, one after the other; nothing on other ranks. All ranks must
-    call it together."""
+    """Returns the whole tensors in rank 0's host memory, gathered one after the other, and an empty
+    dictionary on other ranks. All ranks must call it together."""
     gathered = {}
     for name, tensor in tensors.items():
         values = full_tensor(tensor)

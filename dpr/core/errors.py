@@ -1,4 +1,4 @@
-"""Errors that are meant for a person, each with the exit code the command line ends with.
+"""Errors meant for the user, each with the exit code of the command line.
 
 0 done, 2 usage or configuration, 3 data or checkpoint refused, 4 training diverged, 5 a rank was lost,
 75 asked to stop and saved (rerun the same command to resume), 130/143 ended by a signal without saving.
@@ -14,13 +14,12 @@ _LONGEST_FOUND = 400
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an exception on one line, at most 200 characters."""
+    """Returns the message of an exception on one line, at most 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 class DprError(Exception):
-    """Base of every error that is shown without a traceback. ``exit_code`` is that of the class where none is
-    given."""
+    """Base of every error that is shown without a traceback. ``exit_code`` defaults to that of the class."""
 
     exit_code = 1
 
@@ -30,8 +29,8 @@ class DprError(Exception):
 
 
 class ConfigError(DprError, ValueError):
-    """A setting is unknown, of the wrong type, out of range, or conflicts with another. Names the override
-    that fixes it."""
+    """A setting is unknown, of the wrong type, out of range, or conflicts with another. The message names the
+    override that fixes it."""
 
     exit_code = 2
 
@@ -78,7 +77,7 @@ class InputError(FileError, ValueError):
 
 class OutputError(FileError, OSError):
     """An output cannot be written: the disk is full, access is denied, ... ``reason`` is the operating
-    system's message. It is no InputError: what is done about a bad file is never done about a full disk."""
+    system's message. Not an InputError, since bad files and full disks are handled differently."""
 
     def __init__(self, file: str | Path, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"cannot be written ({reason})", file=file, hint=hint)
@@ -110,7 +109,7 @@ class LostRankError(DprError):
 class StopRequested(DprError):
     """A signal asked the run to stop; a checkpoint was written first. Rerunning the same command resumes.
 
-    Where none could be written, ``exit_code`` is that of a process which the signal ended.
+    If no checkpoint could be written, ``exit_code`` is that of a process ended by the signal.
     """
 
     exit_code = 75

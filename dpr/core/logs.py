@@ -1,5 +1,6 @@
-"""Logging for programs with several processes: rank 0 logs everything, the others only errors. Progress of a
-long job is a bar on a terminal and in a notebook, a line every ten seconds, later every minute, elsewhere."""
+"""Logging for programs with several processes: rank 0 logs everything, the others only errors. The progress
+of a long job is a bar on a terminal and in a notebook; elsewhere it is a line every ten seconds, later every
+minute."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ LOGGER_NAME = "dpr"
 
 
 def get_logger(module: str) -> logging.Logger:
-    """The logger of a module of this package (pass ``__name__``)."""
+    """Returns the logger of a module of this package (pass ``__name__``)."""
     return logging.getLogger(module)
 
 
@@ -33,7 +34,7 @@ def warn_once(logger: logging.Logger, message: str, *values: object) -> None:
 
 
 def shows_bars(stream: Any) -> bool:
-    """Whether progress bars can be drawn there: on a terminal, or below the cell of a notebook."""
+    """True if progress bars can be drawn in ``stream``: a terminal, or the output below a notebook cell."""
     return bool(stream.isatty()) or type(stream).__module__.startswith("ipykernel.")
 
 
@@ -70,8 +71,8 @@ def configure_logging(*, rank: int = 0) -> None:
 
 @contextmanager
 def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
-    """A block whose messages go to ``file``. Standard error has the warnings, the messages of ``module`` and progress,
-    of a training at most twice a minute. Yields the open file."""
+    """Sends the messages of the block to ``file``. Standard error gets the warnings, the messages of
+    ``module`` and the progress; that of a training at most twice a minute. Yields the open file."""
     logger = logging.getLogger(LOGGER_NAME)
     level = logger.level
     last = time.time()
@@ -103,7 +104,7 @@ def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
 
 
 def configure_by_default(*, rank: int = 0) -> None:
-    """The same for a plain script: does nothing if logging is configured, and falls silent once the
+    """Configures logging for a plain script. Does nothing if logging is configured, and falls silent once the
     application configures it."""
     logger = logging.getLogger(LOGGER_NAME)
     if logger.hasHandlers() or logger.level != logging.NOTSET:
@@ -124,11 +125,11 @@ _Item = TypeVar("_Item")
 
 
 class Progress:
-    """Counts items of ``total``, of which ``done`` were finished before; of the unit MB, bytes. ``quiet`` for ranks
-    other than 0; None where no message of this package is shown.
+    """Counts items of ``total``, of which ``done`` were finished before; with the unit MB, it counts bytes.
+    ``quiet`` is for ranks other than 0; None means quiet unless messages of this package are shown.
 
-    Of those that are open at a time only the first one shows anything: a search inside of mining, and the reading
-    of a file whose passages are being embedded, do not.
+    Of several that are open at a time, only the first one is shown. A search inside mining, for example, or
+    the reading of a file whose passages are being embedded, shows nothing.
     """
 
     _shown: ClassVar[Callable[[], Progress | None]] = lambda: None
@@ -161,7 +162,7 @@ class Progress:
             self._show()
 
     def under_way(self, items: int) -> None:
-        """Shows items of a part that counts when all of it is finished."""
+        """Shows items of a part that counts only when the whole part is finished."""
         self._under_way += items
         if not self._quiet:
             self._show()
@@ -227,9 +228,10 @@ def counted(
     unit: str = "passages",
     size_of: Callable[[_Item], int] | None = None,
 ) -> Iterator[_Item]:
-    """The items, with their progress where messages of this package are shown. One counts as finished when the next is
-    asked for: as 1, as the step of a range, or as what ``size_of`` says. ``total`` is the length of a sequence and
-    the end of a range, and has to be given for anything else."""
+    """Yields the items and shows their progress if messages of this package are shown. An item counts as
+    finished when the next one is requested: as 1, as the step of a range, or as the result of ``size_of``.
+    ``total`` defaults to the length of a sequence or the end of a range, and is required for anything
+    else."""
     each = 1
     if isinstance(items, range):
         each = items.step
@@ -252,7 +254,7 @@ def counted(
 
 
 class WatchedFile(io.FileIO):
-    """A file that is read once, with the progress of that."""
+    """A file that is read once, with progress."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -271,7 +273,7 @@ class WatchedFile(io.FileIO):
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it."""
+    """Returns a duration in words."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

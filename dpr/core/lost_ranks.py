@@ -1,8 +1,8 @@
-"""Noticing that a rank was lost, and naming it: torch's errors name only addresses and timeouts.
+"""Detection of a lost rank, which is then named; torch's errors name only addresses and timeouts.
 
 Nothing is sent in normal operation. When an operation fails, the remaining ranks call the roll in the store
-through which the group was
-formed: each signs with its position, and a rank that has not signed after some seconds is lost.
+through which the group was formed. Each rank signs with its position; a rank that has not signed after some
+seconds is lost.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _OF_A_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)\s*(.*)
 
 @contextmanager
 def named(position: str | Callable[[], str] = "") -> Iterator[None]:
-    """A block in which the loss of a process becomes a LostRankError that names it and ``position`` ("at step
-    12").
+    """Turns the loss of a process in the block into a LostRankError that names the process and ``position``
+    ("at step 12").
 
-    The message of any other failure, errors for users included, is left in the store, for the ranks that lose
+    The message of any other failure, including errors for users, is left in the store for the ranks that lose
     this one because of it.
 
     Raises:
@@ -71,7 +71,7 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
 
 @contextmanager
 def opened_sockets() -> Iterator[None]:
-    """A block that opens the connections between ranks, which ``close_in_worker`` closes."""
+    """Records the connections between ranks that the block opens; ``close_in_worker`` closes them."""
     before = _network_sockets()
     yield
     _open_sockets.update(_network_sockets() - before)
@@ -93,7 +93,7 @@ def close_in_worker() -> None:
 
 
 def _network_sockets() -> set[int]:
-    """File descriptors of this process's TCP sockets; none where the system does not list them."""
+    """Returns the file descriptors of this process's TCP sockets; none if the system does not list them."""
     sockets = set()
     with suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
@@ -137,8 +137,8 @@ def _ranks_message(error: RuntimeError, where: str) -> str:
 
 
 def _call_the_roll(where: str) -> tuple[list[int] | None, dict[int, str]]:
-    """Ranks that do not answer (None if the store does not either), and the errors that ranks left in the
-    store by rank."""
+    """Returns the ranks that do not answer (None if the store does not either), and the errors that ranks
+    left in the store, by rank."""
     store = _store()
     if store is None:
         return None, {}

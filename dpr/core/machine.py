@@ -1,5 +1,5 @@
-"""What the machine offers this process: a launcher (torchrun), optional packages, and the network only
-where a person asked for it."""
+"""The environment of this process: launcher (torchrun), optional packages, and network access, which is used
+only if a person asked for it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dpr.core.errors import ConfigError, InputError, first_line
 
 
 def launched(name: str, default: int = 0) -> int:
-    """``RANK``, ``LOCAL_RANK`` or ``WORLD_SIZE`` as the launcher put it into the environment; ``default``
-    without one.
+    """Returns ``RANK``, ``LOCAL_RANK`` or ``WORLD_SIZE`` as the launcher put it into the environment;
+    ``default`` without a launcher.
 
     Raises:
-        ConfigError: it is no number from 0 on.
+        ConfigError: it is not a whole number of at least 0.
     """
     value = os.environ.get(name)
     if value is None:
@@ -48,7 +48,7 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
 
 
 def version_of(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """Returns the version of an installed package, or None if it is not installed."""
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return None
@@ -57,9 +57,9 @@ def version_of(package: str) -> str | None:
 def overlapping(
     change: Callable[[], AbstractContextManager[None]],
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Blocks that share ``change``: the first to begin makes it, and the last to end undoes it.
+    """Shares ``change`` among blocks: the first block to begin makes it, and the last to end undoes it.
 
-    Had each its own, one that began inside another would restore, at its end, what it had found: the change.
+    If each block had its own, a block that began inside another would restore the changed state at its end.
     """
     lock = Lock()
     running = list[AbstractContextManager[None]]()
@@ -87,7 +87,7 @@ def overlapping(
 @overlapping
 @contextmanager
 def no_downloads() -> Iterator[None]:
-    """A block in which Hugging Face's libraries read only local files, as with ``HF_HUB_OFFLINE=1``.
+    """Makes Hugging Face's libraries read only local files within the block, as with ``HF_HUB_OFFLINE=1``.
 
     Used for names and folders that come from a file: only what a person typed may be looked up on the
     network. While one thread is inside, no other looks anything up either.
@@ -103,10 +103,11 @@ def no_downloads() -> Iterator[None]:
 
 
 def reading(source: str | Path) -> AbstractContextManager[None]:
-    """A block that reads a model: of a folder local files only; of a name that a person typed also the
-    network, if it answers.
+    """Returns a block for reading a model: a folder with local files only; a name typed by a person also over
+    the network, if it answers.
 
-    Where it does not, the block reads the cache alone. Libraries would try again for a minute first.
+    If the network does not answer, the block reads the cache alone. Libraries would try again for a minute
+    first.
     """
     from huggingface_hub import constants, get_session
 
@@ -121,8 +122,8 @@ def reading(source: str | Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def panics_caught() -> Iterator[None]:
-    """A block in which InputError is raised where the tokenizers package panics, as over an expression that takes
-    too long on a text; its own exception is none that others catch."""
+    """Raises InputError if the tokenizers package panics within the block, for example over an expression
+    that takes too long on a text. Its own exception is one that ordinary handlers do not catch."""
     try:
         yield
     except BaseException as error:

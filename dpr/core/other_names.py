@@ -1,4 +1,4 @@
-"""What people who know other libraries look for under its name there, with the line to write here."""
+"""Names from other libraries that users may look for, each with the line to write here instead."""
 
 from __future__ import annotations
 
@@ -70,11 +70,13 @@ _LINES = {
     "resume_from_checkpoint": "train() goes on with the run that it finds in output_dir",
 }
 _HOME = {name: line for names, line in _LINES.items() for name in names.split()}
-"""Names of methods, arguments, classes and commands elsewhere, each with what does it here."""
+"""Equivalents in this package of methods, arguments, classes and commands of other libraries, by their names
+there."""
 
 
 def refuse(arguments: Mapping[str, Any], where: str, known: Container[str] = ()) -> None:
-    """Raises TypeError for all arguments that ``where`` does not have, but those that are None or ``known``."""
+    """Raises TypeError for all arguments that ``where`` does not have, except those that are None or
+    ``known``."""
     unknown = [name for name, value in arguments.items() if value is not None and name not in known]
     if unknown:
         raise TypeError(
@@ -83,19 +85,19 @@ def refuse(arguments: Mapping[str, Any], where: str, known: Container[str] = ())
 
 
 def hint(name: str) -> str:
-    """``: `` and the line to write in place of a name of another library; empty for others."""
+    """Returns ``: `` and the line to write in place of a name of another library; empty for other names."""
     return f": {_HOME[name]}" if name in _HOME else ""
 
 
 def missing(holder: Any, name: str) -> Any:
-    """Raises AttributeError, with the line to write, for what an object or a class does not have: their
+    """Raises AttributeError, with the line to write, for a missing attribute. Serves objects and classes as
     ``__getattr__``."""
     kind = holder if isinstance(holder, type) else type(holder)
     raise AttributeError(f"{kind.__name__} has no attribute {name!r}{hint(name)}")
 
 
 class Hinting(type):
-    """Classes whose missing attributes are answered by ``missing``."""
+    """Metaclass of classes whose missing attributes are answered by ``missing``."""
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
         __getattr__ = missing

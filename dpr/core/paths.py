@@ -1,4 +1,4 @@
-"""Paths as users write them: the home folder, patterns, and what may not be read or written."""
+"""Paths as users write them: the home folder, patterns, and paths that may not be read or written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKSUM = ".sha256"
-"""Ending of the file beside an output that holds its SHA-256."""
+"""Ending of the file that holds an output's SHA-256, beside the output."""
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -20,8 +20,8 @@ _KINDS = {
 
 
 def user_path(name: str | os.PathLike[str]) -> Path:
-    """A path as a user wrote it. ``~`` is the home folder, ``~name`` that of a user, unless something here
-    has that very name."""
+    """Returns a path as a user wrote it. ``~`` is the home folder and ``~name`` that of a user, unless a file
+    or folder here has exactly that name."""
     text = os.fspath(name)
     first = text.partition("/")[0]
     if not text.startswith("~") or (first != "~" and os.path.lexists(first)):
@@ -31,18 +31,18 @@ def user_path(name: str | os.PathLike[str]) -> Path:
 
 
 def with_home(value: Any) -> Any:
-    """The value of a setting that names paths: a text or a list of texts, each as ``user_path``; anything
-    else as it is."""
+    """Returns the value of a setting that names paths, with each text passed through ``user_path``: a text or
+    a list of texts. Anything else is returned as it is."""
     if isinstance(value, list | tuple):
         return [with_home(item) for item in value]
     return str(user_path(value)) if isinstance(value, str) and value.startswith("~") else value
 
 
 def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
-    """The path itself if it exists (then it is never a pattern), else the paths that match it, sorted by
-    name.
+    """Returns the path itself if it exists (then it is never a pattern), else the paths that match it, sorted
+    by name.
 
-    Folders that exist are meant as they are written: in ``my [data]/*.jsonl`` the pattern is ``*.jsonl``.
+    Existing folders are taken literally: in ``my [data]/*.jsonl`` the pattern is ``*.jsonl``.
     """
     path = user_path(pattern)
     if os.path.exists(path):
@@ -54,7 +54,7 @@ def matching_paths(pattern: str | os.PathLike[str]) -> list[Path]:
 
 
 def is_wide(pattern: str) -> bool:
-    """True if a pattern is looked for in other folders than one that exists, which can be all of a machine."""
+    """True if a pattern searches folders other than a single existing one, which can be the whole machine."""
     path = user_path(pattern)
     return path.name == "**" or any(
         glob.has_magic(parent.name) and not os.path.isdir(parent) for parent in path.parents
@@ -62,12 +62,13 @@ def is_wide(pattern: str) -> bool:
 
 
 def as_text(name: str) -> str:
-    """The name of a file as a text that every output can hold: ``\\xe9`` stands for a byte that is not UTF-8."""
+    """Returns the name of a file as a text that every output can hold. ``\\xe9`` stands for a byte that is
+    not UTF-8."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def texts_in(value: Any) -> list[str]:
-    """Every text in a value, in the lists and mappings in it too."""
+    """Returns every text in a value, including texts in nested lists and mappings."""
     if isinstance(value, Mapping):
         return texts_in(list(value.values()))
     if isinstance(value, list | tuple):
@@ -76,8 +77,8 @@ def texts_in(value: Any) -> list[str]:
 
 
 def odd_kind(path: Path) -> str:
-    """What something is in words if it is neither a file nor a folder; a pipe can be read once only, and
-    whoever opens it waits."""
+    """Returns the kind, in words, of a path that is neither a file nor a folder; else an empty text. A pipe,
+    for example, can be read only once, and opening it blocks."""
     try:
         return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
     except (OSError, ValueError):
@@ -85,10 +86,10 @@ def odd_kind(path: Path) -> str:
 
 
 def is_replaced(read: Path, target: Path, *, adds: bool) -> bool:
-    """Whether writing ``target`` replaces what is read, or a part of it.
+    """True if writing ``target`` replaces ``read`` or a part of it.
 
-    A file inside a folder that is read may be replaced where a checksum beside it says that it is the output
-    of a command.
+    A file inside a folder that is read may be replaced if a checksum beside it says that it is the output of
+    a command.
 
     Args:
         adds: ``target`` is a folder that is not replaced: files are added to it.

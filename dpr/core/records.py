@@ -1,7 +1,8 @@
-"""The records that data files hold, in the field's words: question, passage, training sample; and the last
-two as tokens of a store; and which texts are the same, with hashes by which they are told.
+"""Records of data files, in the field's words: question, passage, training sample. Samples and passages also
+exist as tokens of a store. Hashes tell which texts are the same.
 
-Hashes are the same in every process. Half a character (lone surrogate) of a JSON file is hashed like any other.
+Hashes are the same in every process. Half a character (lone surrogate) of a JSON file is hashed like any
+other character.
 """
 
 from __future__ import annotations
@@ -14,28 +15,29 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 MAX_ID_BYTES = 1024
-"""Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as
-the longest."""
+"""Longest id of a passage in UTF-8, prefix included. Indexes and vector files keep ids in arrays as wide as
+the longest id."""
 
 _UNITS = {"pdf": "page", "csv": "row", "tsv": "row", "xlsx": "row"}
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a passage was taken from, as its record says: texts, not to be trusted as paths, markup or
+    """Source of a passage, as its record states it. The texts are not to be trusted as paths, markup or
     commands."""
 
     file: str = ""
     heading: str = ""
-    """The headings it stands under."""
+    """The headings above the passage."""
     line: int | None = None
-    """In ``file``; of a PDF the page, of a table the row."""
+    """Line in ``file``; the page of a PDF, the row of a table."""
     url: str = ""
-    """http or https, or empty."""
+    """An http or https address, or empty."""
 
     @property
     def place(self) -> str:
-        """File and line as a text: ``guide.md:12``, ``guide.pdf, page 3``; empty where no file is known."""
+        """Returns file and line as a text: ``guide.md:12``, ``guide.pdf, page 3``; empty if no file is
+        known."""
         if not self.line or not self.file:
             return self.file
         unit = _UNITS.get(self.file.lower().rpartition(".")[2])
@@ -44,49 +46,49 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One text record of a corpus or a training file. ``title`` is empty where there is none."""
+    """One text record of a corpus or a training file. ``title`` is empty if there is none."""
 
     text: str
     title: str = ""
     id: str | None = None
     has_score: bool = False
-    """A ``score`` key was present in the training file; DPR's ``exclude_gold`` drops positives without
+    """True if the training file has a ``score`` key for it; DPR's ``exclude_gold`` drops positives without
     one."""
     teacher_score: float | None = field(default=None, compare=False, repr=False)
-    """How relevant a teacher finds it for the question that lists it. It belongs to the pair, so the same
-    passage may have another one beside another question, and it does not tell passages apart."""
+    """A teacher's relevance score for the question that lists the passage. It belongs to the pair: the same
+    passage may have another score beside another question, and scores do not tell passages apart."""
     origin: Origin | None = field(default=None, compare=False, repr=False)
-    """Where it was taken from, where its corpus says so."""
+    """Source of the passage, if its corpus states it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutPassage(Passage):
-    """What was cut from a passage to be the answer of a question that was cut from it too."""
+    """A part cut from a passage, as the answer to a question cut from the same passage."""
 
     identity: tuple[int, int] = (0, 0)
-    """That of the document, and a number that no other cut has."""
+    """Identity of the document, and a number that no other cut has."""
 
 
 WHOLE_DOCUMENT = -(1 << 63)
-"""In place of the second number of an identity: every passage of the document that the first number stands
-for."""
+"""Second number of an identity that stands for every passage of the document; the first number names the
+document."""
 
 
 class KnownDocument(NamedTuple):
-    """In the place of a known positive: every passage of a document."""
+    """Stand-in for a known positive: every passage of a document."""
 
     identity: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question of an evaluation set. ``answers`` is empty where relevance comes from judgements."""
+    """One question of an evaluation set. ``answers`` is empty if relevance comes from judgements."""
 
     text: str
     id: str
     answers: tuple[str, ...] = ()
     line: int = field(default=0, compare=False, repr=False)
-    """In its file, counted from 1; 0 where it comes from none."""
+    """Line in its file, counted from 1; 0 for a question without a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,11 @@ class TrainingSample:
 
 
 StoreFacts = dict[str, str | int | bool | None]
-"""What a store was made of; it is used only where all of this is equal."""
+"""The contents that a store was made from; a store is used only if all of these are equal."""
 
 
 class PassageTokens(NamedTuple):
-    """A passage as it is stored; ``title`` is None where it has none."""
+    """A passage as it is stored; ``title`` is None if it has none."""
 
     title: Sequence[int] | None
     text: Sequence[int]
@@ -120,12 +122,12 @@ class TokenReader(Protocol):
     """A part of a token store."""
 
     def passage(self, number: int) -> PassageTokens:
-        """The passage with this number; InputError if the store is damaged."""
+        """Returns the passage with this number. Raises InputError if the store is damaged."""
 
 
 @dataclass(slots=True, eq=False)
 class StoredPassage:
-    """A passage of a token store, read and checked on first use, with a teacher's score of it for the row's
+    """A passage of a token store, read and checked on first use, with a teacher's score for the row's
     question."""
 
     part: TokenReader
@@ -142,7 +144,7 @@ class StoredPassage:
         return self.tokens().identity
 
     def tokens(self) -> PassageTokens:
-        """The checked passage; InputError if the store is damaged."""
+        """Returns the checked passage. Raises InputError if the store is damaged."""
         if self._read is None:
             self._read = self.part.passage(self.number)
         return self._read
@@ -165,8 +167,8 @@ def composed(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns the text without differences of normal form (ligatures and full-width letters included), case and
-    spacing. Texts are the same wherever this is equal."""
+    """Returns the text without differences of normal form (including ligatures and full-width letters), case
+    and spacing. Texts are the same if this is equal."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -186,22 +188,22 @@ def rows_of(given: Any) -> Any:
 
 
 def text_hash(text: str) -> int:
-    """64 bits of a text."""
+    """Returns a 64-bit hash of a text."""
     return int.from_bytes(
         hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
     )
 
 
 def passage_hash(passage: Passage) -> int:
-    """Returns 64 bits that are equal where title and text are the same (``plain``), whatever the ids."""
+    """Returns a 64-bit hash that is equal for equal title and text (``plain``), whatever the ids."""
     return text_hash(plain(f"{passage.title}\n{passage.text}"))
 
 
 def text_sha256(text: str) -> str:
-    """SHA-256 of a text in UTF-8, as 64 hexadecimal digits."""
+    """Returns the SHA-256 of a text in UTF-8, as 64 hexadecimal digits."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def json_sha256(value: Any) -> str:
-    """SHA-256 of a value as JSON, whatever the order of its keys."""
+    """Returns the SHA-256 of a value as JSON, whatever the order of its keys."""
     return text_sha256(json.dumps(value, sort_keys=True))

@@ -1,4 +1,4 @@
-"""Randomness as a function of named integers, never of what was drawn before."""
+"""Randomness as a function of named integers, never of earlier draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 
 def generator_for(*key: int) -> np.random.Generator:
-    """A numpy generator that depends on ``key`` alone, the same in every process and on every machine."""
+    """Returns a numpy generator that depends on ``key`` alone, the same in every process and on every
+    machine."""
     # The numbers are the same either way, but SeedSequence spends most of its time splitting Python integers
     # into words of 32 bits.
     is_words = min(key) >= 0 and max(key) < 2**32

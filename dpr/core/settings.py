@@ -2,9 +2,9 @@
 for a resumed run.
 
 The string under a field is its help. Checks, ``--help`` and the identity of a run are derived from the
-fields, so that each setting is declared once: ``Rule`` is what a field states, ``Settings.check`` checks it,
-``settings`` lists the keys for the command line, and ``suggestion`` names what a mistyped one may have meant.
-Nothing heavy is imported, so that ``--help`` and a mistyped value are answered at once.
+fields, so that each setting is declared once. ``Rule`` holds the rule of a field, ``Settings.check`` checks
+it, ``settings`` lists the keys for the command line, and ``suggestion`` names likely meanings of a mistyped
+key. Nothing heavy is imported, so that ``--help`` and a mistyped value are answered at once.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _NAMES_IN_OTHERS = {name: settings for settings, names in _USED_BY_OTHERS.items(
 
 
 def suggestion(word: str, choices: Iterable[str], *, otherwise: str = "") -> str:
-    """``; did you mean a, b?`` with the choices most similar to ``word``, as a whole or by the part after the
-    last dot. ``otherwise`` takes its place where there are none."""
+    """Returns ``; did you mean a, b?`` with the choices most similar to ``word``, as a whole or by the part
+    after the last dot; ``otherwise`` if there are none."""
 
     def similarity(choice: str) -> float:
         pairs = [(word, choice, 1.0), (word.rpartition(".")[2], choice.rpartition(".")[2], 0.95)]
@@ -93,7 +93,8 @@ def suggestion(word: str, choices: Iterable[str], *, otherwise: str = "") -> str
 
 
 def name_here_of(key: str, known: Collection[str]) -> str:
-    """The settings of this job for what another program calls ``key``, as a text; empty if there are none."""
+    """Returns, as a text, the settings of this job that do the same as ``key`` of another program; empty if
+    there are none."""
     named = _NAMES_IN_OTHERS.get(key, _NAMES_IN_OTHERS.get(key.rpartition(".")[2], "")).split(", ")
     return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
 
@@ -105,23 +106,23 @@ START = "start"
 CONTENT = "content"
 MODEL = "model"
 NO_EFFECT = "no effect"
-"""What a changed value means for a resumed run, ``setting(on_resume=...)``:
+"""Effect of a changed value on a resumed run, ``setting(on_resume=...)``:
 
-identity   it decides the batches or the objective; the change is refused
-updates    it decides what an update does to the weights; the change of a run that goes on is accepted with
+identity   it changes the batches or the objective; the change is refused
+updates    it changes what an update does to the weights; the change of a run that goes on is accepted with
            a warning, that of a finished run is refused
-warned     it decides something else about the result; the change is accepted with a warning
+warned     it changes something else about the result; the change is accepted with a warning
 start      it is read only when a run starts
 content    it names files, whose content is compared instead of their names
 model      it names a model, whose files' content is compared instead of their names
-no effect  it decides where, how fast and how closely monitored a run is, but not its result
+no effect  it changes where, how fast and how closely monitored a run is, but not its result
 """
 ROLES = (IDENTITY, UPDATES, WARNED, START, CONTENT, MODEL, NO_EFFECT)
 
 
 def setting(default: Any, **rule: Any) -> Any:
-    """A field of a settings dataclass with the ``Rule`` that the keywords state; a class or a function as
-    ``default`` makes the default."""
+    """Returns a field of a settings dataclass with the ``Rule`` that the keywords state. If ``default`` is a
+    class or a function, calling it gives the default."""
     assert rule.get("on_resume", "") in ("", *ROLES), rule
     given = {"default_factory": default} if callable(default) else {"default": default}
     return dataclasses.field(metadata={"setting": Rule(**rule)}, **given)
@@ -129,10 +130,10 @@ def setting(default: Any, **rule: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is allowed for a setting. Bounds hold for a number, or for each number of a list."""
+    """Rule for the values of a setting. Bounds hold for a number, or for each number of a list."""
 
     unit: str = ""
-    """What a number counts or measures."""
+    """Unit of a number."""
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -140,25 +141,25 @@ class Rule:
     """``above`` and ``below`` exclude the bound itself."""
     choices: Sequence[str] = ()
     or_class: bool = False
-    """Besides ``choices``, the import path of a user-defined class, ``module:Class``, is allowed."""
+    """True if the import path of a user-defined class, ``module:Class``, is allowed besides ``choices``."""
     on_resume: str = ""
-    """One of the roles above."""
+    """One of ``ROLES``."""
     also: Sequence[str] = ()
     """Other names of the setting on a command line."""
     operand: str = ""
-    """It stands alone on a command line, in the order of the fields: FILE; "[LABEL=]FILE" where an ``=`` may
-    be part of it, "TEXT" for any words. A list takes all that are left."""
+    """Placeholder of a setting that stands alone on a command line, in the order of the fields: FILE;
+    "[LABEL=]FILE" if it may contain an ``=``; "TEXT" for any words. A list takes all that are left."""
     takes_words: bool = False
-    """``--key a b`` takes all words up to the next setting, not one alone; for lists."""
+    """True if ``--key a b`` takes all words up to the next setting, not one alone; for lists."""
     path: str = ""
-    """What it names, if paths: ``input`` (read), ``output`` (a file or folder, written whole), ``folder`` (to
-    which files are added), or ``beginning`` (of the names of outputs)."""
+    """Kind of path that it names: ``input`` (read), ``output`` (a file or folder, written whole), ``folder``
+    (to which files are added), or ``beginning`` (of the names of outputs); empty for other settings."""
     entries: type | None = None
-    """Of a catalogue, the dataclass of an entry's options."""
+    """For a catalogue, the dataclass of an entry's options."""
 
     @property
     def range(self) -> str:
-        """The bounds in words; nothing where there are none."""
+        """Returns the bounds in words; empty if there are none."""
         if self.above is not None:
             return f"above {self.above:g}" + ("" if self.most is None else f" and at most {self.most:g}")
         if self.least is None:
@@ -190,17 +191,18 @@ class Rule:
 
 
 def rule_of(item: Field[Any]) -> Rule:
-    """The rule of a field; an empty one for a field that was not made by ``setting``."""
+    """Returns the rule of a field; an empty one if the field was not made by ``setting``."""
     return item.metadata.get("setting", Rule())
 
 
 def default_of(item: Field[Any]) -> Any:
-    """The default of a field."""
+    """Returns the default of a field."""
     return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def listed(value: Any) -> list[Any]:
-    """The value of a setting that takes one item or a list of them; none for null."""
+    """Returns the value of a setting that takes one item or a list of them as a list; an empty list for
+    null."""
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -209,17 +211,18 @@ Base = TypeVar("Base", bound="Settings")
 
 @dataclass
 class Settings:
-    """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones."""
+    """Base of the settings dataclasses. They are not frozen, because Hydra refuses overrides of frozen
+    ones."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Raises TypeError for names that there are not, all of them, with the lines to write."""
+        """Raises TypeError for unknown names, listing all of them with the lines to write."""
         refuse(given, f"{cls.__name__}()", cls.__dataclass_fields__)
         return super().__new__(cls)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], prefix: str) -> Self:
-        """The settings that ``given`` names, checked; None stands for the default, and ``prefix`` before
-        their names in messages.
+        """Returns the settings that ``given`` names, checked. None stands for the default. ``prefix``
+        precedes their names in messages.
 
         Raises:
             ConfigError: an unknown name, or a value of the wrong type or out of range.
@@ -234,7 +237,7 @@ class Settings:
         return settings
 
     def check(self, prefix: str = "") -> None:
-        """Checks the type, bounds and choices of every field, nested settings included, then calls
+        """Checks the type, bounds and choices of every field, including nested settings, calls
         ``check_together``, and compares outputs with inputs.
 
         Args:
@@ -247,7 +250,8 @@ class Settings:
         _check_paths(self, prefix)
 
     def check_values(self, prefix: str) -> None:
-        """As ``check``, but for outputs that are inputs: these are parts of others. Replaces ``~``."""
+        """Checks the values as ``check`` does, but does not compare outputs with inputs; for settings that
+        are parts of others. Replaces ``~``."""
         own: Any = type(self)
         hints = _type_hints(own)
         for item in fields(self):
@@ -263,15 +267,15 @@ class Settings:
         self.check_together(prefix)
 
     def check_together(self, prefix: str) -> None:
-        """Checks combinations of settings; called when each alone is valid."""
+        """Checks combinations of settings. It is called when each setting alone is valid."""
 
     def unused(self) -> Iterator[str]:
-        """The settings that do nothing beside the others. The name of a section, or ``section.name``, stands
-        for all that lies below it."""
+        """Yields the settings that have no effect beside the others. The name of a section, or
+        ``section.name``, stands for everything below it."""
         yield from ()
 
     def part(self, base: type[Base]) -> Base:
-        """The settings that this class has from ``base``, alone."""
+        """Returns the part of these settings that the class ``base`` declares."""
         return base(**{item.name: getattr(self, item.name) for item in fields(base)})
 
 
@@ -290,7 +294,7 @@ class Leaf:
 
 
 def leaves(settings: Settings, prefix: str = "") -> dict[str, Leaf]:
-    """Every value of ``settings`` by its dotted key."""
+    """Returns every value of ``settings`` by its dotted key."""
     by_key: dict[str, Leaf] = {}
     for item in fields(settings):
         value = getattr(settings, item.name)
@@ -302,7 +306,7 @@ def leaves(settings: Settings, prefix: str = "") -> dict[str, Leaf]:
 
 
 def unused_keys(settings: Settings, prefix: str = "") -> list[str]:
-    """The keys of the settings that do nothing beside the others, sections included."""
+    """Returns the keys of the settings that have no effect beside the others, including sections."""
     found = []
     for name in settings.unused():
         key = prefix + name
@@ -315,7 +319,7 @@ def unused_keys(settings: Settings, prefix: str = "") -> list[str]:
 
 
 def drop_unused(settings: Settings) -> list[str]:
-    """Sets what does nothing to its default, so that nothing reads it. Returns the keys that had another
+    """Sets unused settings to their defaults, so that nothing reads them. Returns the keys that had another
     value."""
     known = leaves(settings)
     changed = []
@@ -328,12 +332,12 @@ def drop_unused(settings: Settings) -> list[str]:
 
 
 def unused_note(keys: Collection[str]) -> str:
-    """The one line about settings that were given and do nothing."""
+    """Returns the line about settings that were given and have no effect."""
     return f"no effect here: {', '.join(keys)}"
 
 
 def _check_paths(settings: Settings, prefix: str) -> None:
-    """Raises ConfigError for an input that can be read once only, and for an output that would replace an
+    """Raises ConfigError for an input that can be read only once, and for an output that would replace an
     input."""
     known = leaves(settings, prefix)
     entries: dict[str, Any] = {}
@@ -375,8 +379,8 @@ _ACCEPTED: dict[Any, Any] = {float: int | float, list: list | tuple, dict: Mappi
 
 
 def check_type(key: str, value: Any, hint: Any) -> None:
-    """Raises ConfigError where ``value`` is not of the type ``hint``. A whole number is a number; true and
-    false are not."""
+    """Raises ConfigError if ``value`` is not of the type ``hint``. A whole number is a number; true and false
+    are not."""
     allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if Any in allowed or (value is None and NoneType in allowed):
         return
@@ -398,8 +402,8 @@ def require_set(settings: Settings, examples: Mapping[str, str]) -> None:
 
 
 def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
-    """Path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument:
-    value}``; ConfigError for others."""
+    """Returns path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument:
+    value}``. Raises ConfigError for others."""
     if isinstance(entry, str):
         return entry, {}
     if not (isinstance(entry, Mapping) and isinstance(entry.get("use"), str)):
@@ -411,7 +415,7 @@ def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
 
 
 def store_name(key: str, value: str) -> str:
-    """The value of a setting that takes ``auto``, ``off`` or a folder."""
+    """Returns the value of a setting that takes ``auto``, ``off`` or a folder."""
     if value in ("False", "false"):  # what YAML makes of a bare off
         return "off"
     if value.strip() in ("", "True", "true"):
@@ -420,13 +424,13 @@ def store_name(key: str, value: str) -> str:
 
 
 def flat_values(settings: Settings, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:
-    """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted
-    keys."""
+    """Returns the values of the settings whose role is one of ``roles``, including nested ones, by their
+    dotted keys."""
     return {key: leaf.value for key, leaf in leaves(settings, prefix).items() if leaf.rule.on_resume in roles}
 
 
 def type_name(kind: Any) -> str:
-    """The type as ``--help`` writes it."""
+    """Returns the type as ``--help`` writes it."""
     kind = without_none(kind)
     if get_origin(kind) is list:
         return f"list of {type_name(get_args(kind)[0])}"
@@ -437,7 +441,7 @@ def type_name(kind: Any) -> str:
 
 
 def without_none(kind: Any) -> Any:
-    """The type of a setting where it is set."""
+    """Returns the type of a setting without None."""
     if get_origin(kind) in (Union, UnionType):
         rest = [part for part in get_args(kind) if part is not NoneType]
         return rest[0] if len(rest) == 1 else kind
@@ -451,7 +455,7 @@ _PLAIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One settable key. ``owner``: the class that has the field."""
+    """One setting of the command line. ``owner`` is the class that has the field."""
 
     key: str
     type: Any
@@ -461,33 +465,34 @@ class Setting:
 
     @property
     def is_open(self) -> bool:
-        """Whether any key below it is accepted (a catalogue)."""
+        """True if any key below it is accepted (a catalogue)."""
         return get_origin(self.type) is dict
 
     @property
     def doc(self) -> str:
-        """The string under the field. It is read from the source of the class, which takes longer than all
-        else here together."""
+        """Returns the string under the field. It is read from the source of the class, which takes longer
+        than everything else here."""
         return _field_docs(self.owner).get(self.key.rpartition(".")[2], "")
 
     @property
     def takes_text(self) -> bool:
-        """Whether the value is one text, to be taken literally."""
+        """True if the value is one text, taken literally."""
         return without_none(self.type) is str
 
     @property
     def takes_texts(self) -> bool:
-        """Whether the value is a text or a list of texts: paths and names."""
+        """True if the value is a text or a list of texts: paths and names."""
         return self.type is Any or without_none(self.type) == list[str]
 
 
 def settings(config_class: type, prefix: str = "") -> list[Setting]:
-    """All settings of ``config_class`` in the order of their fields, nested classes in place, keys dotted."""
+    """Returns all settings of ``config_class`` in the order of their fields, with dotted keys and nested
+    classes in place."""
     return [entry for entry in _walk(config_class, prefix) if isinstance(entry, Setting)]
 
 
 def sections(config_class: type) -> dict[str, str]:
-    """Dotted names of the nested classes with their docstrings; the root is the empty name."""
+    """Returns the docstrings of the nested classes by their dotted names; the root is the empty name."""
     return dict(entry for entry in _walk(config_class, "") if isinstance(entry, tuple))
 
 
@@ -505,8 +510,8 @@ def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]
 
 @cache  # reading a source file takes longer than all else that --help does
 def _field_docs(config_class: type) -> dict[str, str]:
-    """The string literals under fields, inherited ones included; a class without source (typed at a prompt)
-    has none."""
+    """Returns the string literals under fields, including inherited ones; none for a class without source
+    (typed at a prompt)."""
     docs = {}
     for base in reversed(config_class.__mro__[:-1]):
         try:
@@ -521,8 +526,8 @@ def _field_docs(config_class: type) -> dict[str, str]:
 
 
 def quoted(value: str, *, resolves: bool = False) -> str:
-    """The value in quotes, so that all of it is taken as it is; with ``resolves``, but for ``${...}``, which
-    stands for another setting."""
+    """Returns the value in quotes, so that it is taken literally. With ``resolves``, ``${...}`` still stands
+    for another setting."""
     escaped = value if resolves else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", escaped)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
@@ -530,7 +535,7 @@ def quoted(value: str, *, resolves: bool = False) -> str:
 
 
 def typed(value: Any) -> str:
-    """A value of any type as a command line reads it back."""
+    """Returns a value of any type as a command line reads it back."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}: {typed(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -543,6 +548,6 @@ def typed(value: Any) -> str:
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
-    """The settings as a command line that is composed of them, each read back as it is; those that are None
+    """Returns the settings as arguments of a command line, each read back as it is. Settings that are None
     are left out."""
     return [f"{key}={typed(value)}" for key, value in values.items() if value is not None]

@@ -1,5 +1,5 @@
-"""Signals that ask a run to stop. They are recorded, and handled where all ranks can agree and a checkpoint
-can be written."""
+"""Signals that ask a run to stop. They are recorded, and handled at a point where all ranks can agree and a
+checkpoint can be written."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, Self
 # Windows has neither SIGUSR1, SIGHUP nor SIGALRM.
 _SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 _LAUNCHER_ENDED = 1
-"""The number of SIGHUP, where there is one."""
+"""The number of SIGHUP, if the system has it."""
 _SAME_REQUEST_S = 1.0
 _WORKER_GRACE_S = 30
 
 
 class SignalBlock(ABC):
-    """A ``with`` block in which ``_handle`` handles SIGTERM, SIGINT and SIGUSR1; no effect outside the main
-    thread."""
+    """A ``with`` block in which ``_handle`` handles SIGTERM, SIGINT and SIGUSR1. It has no effect outside the
+    main thread."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
@@ -58,8 +58,8 @@ class StopSignals(SignalBlock):
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def requested(self) -> int:
-        """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0
-        without a request."""
+        """Returns the number of the signal that asks this process to stop, SIGHUP if its launcher has ended,
+        or 0 without a request."""
         if not self._number and self._launcher is not None and os.getppid() != self._launcher:
             return _LAUNCHER_ENDED
         return self._number
@@ -77,13 +77,13 @@ class StopSignals(SignalBlock):
 
 
 def describe(number: int) -> str:
-    """The source of a stop request, for a message."""
+    """Returns the source of a stop request, for a message."""
     return "the launcher has ended" if number == _LAUNCHER_ENDED else signal.Signals(number).name
 
 
 def ignore_in_worker() -> None:
-    """For worker processes: signals reach the whole process group, but the run decides when to stop and needs
-    its workers until then.
+    """Makes a worker process ignore stop signals. They reach the whole process group, but the run decides
+    when to stop and needs its workers until then.
 
     SIGTERM is also how the run ends a worker that does not end by itself, so it takes effect after half a
     minute.

@@ -17,8 +17,8 @@ from dpr.core.settings import split_entry, suggestion
 
 
 def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
-    """The class that ``module:Class`` names, which must be a subclass of ``contract`` or, for a Protocol, have
-    all of its methods. Modules in the working directory are found too.
+    """Returns the class that ``module:Class`` names. It must be a subclass of ``contract`` or, for a
+    Protocol, have all of its methods. Modules in the working directory are found too.
 
     Raises:
         ConfigError: the path is not of that form, the module cannot be imported or has no such name, or the
@@ -67,8 +67,8 @@ def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
 
 
 def create_object(entry: Any, contract: type[Any], *, setting: str, values: tuple[Any, ...] = ()) -> Any:
-    """An instance of the class that ``entry`` names (``split_entry``), made with ``values`` and the arguments
-    of the entry.
+    """Returns an instance of the class that ``entry`` names (``split_entry``), made with ``values`` and the
+    arguments of the entry.
 
     Raises:
         ConfigError: see ``load_class``; the class does not accept these arguments, or its constructor raises.

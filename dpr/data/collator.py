@@ -1,4 +1,4 @@
-"""Samples -> one rank's ``BiEncoderBatch``."""
+"""Collation of samples into one rank's ``BiEncoderBatch``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Identity = tuple[int, int]
 
 
 def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> Identity:
-    """64 bits of a passage's id within ``namespace``, and 63 of its title and text, as a negative number;
-    without an id the latter twice.
+    """Returns 64 bits of a passage's id within ``namespace``, and 63 bits of its title and text as a negative
+    number. Without an id, it returns the latter twice.
 
-    Texts are told as in mining (``plain``). Passages that share either number are one
+    Texts are compared as in mining (``plain``). Passages that share either number are the same passage
     (``dpr.losses.candidates``).
     """
     if isinstance(passage, StoredPassage | CutPassage | KnownDocument):
@@ -39,7 +39,7 @@ def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> I
 
 
 def teacher_scores(passages: Sequence[AnyPassage | None]) -> list[float]:
-    """A teacher's scores of passages, NaN where there is none; empty where none has one."""
+    """Returns a teacher's scores of passages, NaN for a passage without one; empty if no passage has one."""
     scores = [
         math.nan if passage is None or passage.teacher_score is None else passage.teacher_score
         for passage in passages
@@ -48,11 +48,11 @@ def teacher_scores(passages: Sequence[AnyPassage | None]) -> list[float]:
 
 
 class DataRow(NamedTuple):
-    """A row of a data set on its way into a batch: ``number`` in its set, ``dataset`` the set's number in the
-    run.
+    """A row of a data set on its way into a batch. ``number`` is its number in its set, ``dataset`` the set's
+    number in the run.
 
-    ``known_positives`` are all passages known to answer its question; ``namespace`` is the name of its set,
-    within which ids of passages count; ``lap`` counts the complete passes over the set before it.
+    ``known_positives`` are all passages known to answer its question. ``namespace`` is the name of its set;
+    ids of passages count within it. ``lap`` is the number of complete passes over the set before this one.
     """
 
     sample: AnySample
@@ -65,8 +65,8 @@ class DataRow(NamedTuple):
 
 
 def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
-    """The passage as a tower gets it: normalised and with a prefix if the set's options say so. Stored tokens
-    already are."""
+    """Returns the passage as a tower gets it: normalised and with a prefix if the set's options say so.
+    Stored tokens are so already."""
     if isinstance(passage, StoredPassage) or not (options.normalize or options.passage_prefix):
         return passage
     text = normalize_passage(passage.text) if options.normalize else passage.text
@@ -77,9 +77,9 @@ def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
 
 
 class Collator:
-    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, lap, data
-    set, row); without it, the first passages in file order are taken and texts stay as they are
-    (validation)."""
+    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, pass over
+    the data set, data set, row). Without it (validation), the first passages in file order are taken and
+    texts stay as they are."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Collator:
 
     @property
     def width(self) -> int:
-        """Slots of a question."""
+        """Returns the number of slots of a question."""
         return 1 + self.num_other + self.num_hard
 
     def __call__(self, rows: Sequence[DataRow]) -> BiEncoderBatch:
@@ -152,7 +152,7 @@ class Collator:
         )
 
     def select(self, row: DataRow) -> Selection:
-        """The passages of one row.
+        """Returns the passages of one row.
 
         Raises:
             InputError: it has no positive.
@@ -178,7 +178,8 @@ class Collator:
         )
 
     def _question_tokens(self, rows: Sequence[DataRow]) -> tuple[list[list[int]], list[int]]:
-        """Token ids of the questions and where the vector of each is read, by the options of each set."""
+        """Returns token ids of the questions and the position at which each one's vector is read, by the
+        options of each set."""
         questions: list[list[int]] = [[] for _ in rows]
         positions = [0] * len(rows)
         for options in {id(row.options): row.options for row in rows}.values():
@@ -229,8 +230,8 @@ class Collator:
 
 
 def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
-    """The ``encoder_type`` of sets whose rows share a batch, given by name; "" for none. Raises ConfigError
-    if they differ."""
+    """Returns the ``encoder_type`` of sets whose rows share a batch, given by name; "" for none. Raises
+    ConfigError if they differ."""
     names = {options.encoder_type or "": name for name, options in sets}
     if len(names) > 1:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
@@ -243,8 +244,8 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
 
 
 def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Tensor]:
-    """The identities of each row, (B, K, 2), each once, and their validity (B, K); K is the most that any row
-    has."""
+    """Returns the identities of each row without repetitions, (B, K, 2), and their validity (B, K). K is the
+    most identities of any row."""
     distinct = [list(dict.fromkeys(of_row)) for of_row in identities]
     most = max(map(len, distinct), default=0)
     ids = np.zeros((len(distinct), most, 2), dtype=np.int64)
@@ -276,10 +277,10 @@ def select_passages(
     shuffle_positives: bool = False,
     exclude_gold: bool = False,
 ) -> Selection:
-    """Draws a question's passages; fewer than asked for when the sample has fewer.
+    """Draws a question's passages; fewer than requested if the sample has fewer.
 
     Without a ``generator`` (validation) the first ones in file order are taken. As in DPR, the other
-    negatives stand in for hard ones when a sample has no hard negatives at all, and ``exclude_gold`` drops
+    negatives stand in for hard ones if a sample has no hard negatives at all, and ``exclude_gold`` drops
     positives without a score unless none would remain.
     """
     positives: Sequence[AnyPassage] = sample.positives

@@ -1,14 +1,15 @@
-"""Iterators over pools, and how much of an epoch each train set gives. An iterator is a function from (epoch,
-pool) to row numbers; a run's only state is how many pools it has done.
+"""Iterators over global batches (pools in the code), and the share of an epoch that each train set gives. An
+iterator is a function from (epoch, global batch) to row numbers; the only state of a run is the number of
+global batches it has done.
 
-With N_i the rows of set i and Q the questions of a pool, set i has the share p_i of an epoch:
+With N_i the rows of set i and Q the questions of a global batch, set i has the share p_i of an epoch:
 
     rates        p_i proportional to rate_i N_i       (no rates: 1)
     weights      p_i proportional to weight_i
     temperature  p_i proportional to N_i ^ (1/T)      (T = 1: as many as there are, a large T: all sets alike)
 
-An epoch's P pools are divided by the largest remainder: every set gets its share rounded down, and the rest
-goes to the sets that were rounded down most. Counts are exact and the same in every epoch.
+An epoch's P global batches are divided by the largest remainder: every set gets its share rounded down, and
+the rest goes to the sets that were rounded down most. Counts are exact and the same in every epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = get_logger(__name__)
 
 @dataclass
 class Sampling(SamplingSettings):
-    """Which rows make up the pools of an epoch: the settings, ``rates``, which multiply what each set gives,
+    """Composition of an epoch's global batches: the settings, ``rates``, which multiply what each set gives,
     and the ``weights`` of the sets (``datasets.<name>.weight``)."""
 
     rates: list[float] | None = None
@@ -43,12 +44,12 @@ class Sampling(SamplingSettings):
     def pools_of_sets(
         self, num_rows: Sequence[int], num_pools: Sequence[int], names: Sequence[str]
     ) -> tuple[int, ...]:
-        """Pools that each set contributes to an epoch where a pool comes from one set; ``num_pools`` are
-        those of one lap.
+        """Returns the number of global batches that each set contributes to an epoch if each comes from one
+        set. ``num_pools`` are those of one pass over the set.
 
         Raises:
-            ConfigError: the number of shares is wrong, a set with a share is smaller than a pool, no set
-            contributes a pool.
+            ConfigError: the number of shares is wrong, a set with a share is smaller than a global batch, no
+            set contributes a global batch.
         """
         shares = self._shares(num_rows)
         for share, pools, rows, name in zip(shares, num_pools, num_rows, names, strict=True):
@@ -67,10 +68,11 @@ class Sampling(SamplingSettings):
         return _checked(counts, shares, names)
 
     def rows_of_sets(self, num_rows: Sequence[int], pool_size: int, names: Sequence[str]) -> tuple[int, ...]:
-        """Rows that each set contributes to an epoch of mixed pools; together whole pools.
+        """Returns the number of rows that each set contributes to an epoch of mixed global batches; together
+        they fill whole global batches.
 
         Raises:
-            ConfigError: the number of shares is wrong, all rows together do not fill a pool.
+            ConfigError: the number of shares is wrong, all rows together do not fill a global batch.
         """
         shares = self._shares(num_rows)
         rates = self.rates or [1.0] * len(num_rows)
@@ -80,7 +82,7 @@ class Sampling(SamplingSettings):
         return _checked(largest_remainder(int(rows) // pool_size * pool_size, shares), shares, names)
 
     def _shares(self, num_rows: Sequence[int]) -> np.ndarray:
-        """Shares of the sets, summing to 1."""
+        """Returns the shares of the sets, which sum to 1."""
         if self.rates is not None and len(self.rates) != len(num_rows):
             raise ConfigError(
                 f"train_sampling_rates has {len(self.rates)} values for {len(num_rows)} train_datasets; give"
@@ -97,8 +99,8 @@ class Sampling(SamplingSettings):
 
 
 def largest_remainder(total: int, shares: np.ndarray) -> tuple[int, ...]:
-    """Whole numbers in proportion to ``shares`` that sum to ``total``; between equal remainders the first set
-    wins."""
+    """Returns whole numbers in proportion to ``shares`` that sum to ``total``. Between equal remainders the
+    first set gets more."""
     exact = total * shares
     counts = np.floor(exact).astype(np.int64)
     # Remainders to 9 digits: rounding errors must not decide between equal ones.
@@ -122,8 +124,8 @@ def _checked(counts: tuple[int, ...], shares: np.ndarray, names: Sequence[str]) 
 
 
 class PoolRows(NamedTuple):
-    """This rank's part of one pool, row by row, (B,) each: data set, row number in it, and how many laps over
-    the set came before."""
+    """This rank's part of one global batch, row by row, (B,) each: data set, row number in it, and number of
+    complete passes over the set before."""
 
     datasets: np.ndarray
     rows: np.ndarray
@@ -131,7 +133,7 @@ class PoolRows(NamedTuple):
 
 
 def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
-    """A rank's rows of every pool."""
+    """Returns the slice of a rank's rows in every global batch."""
     if global_batch_size % world_size:
         raise ConfigError(
             f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size}"
@@ -141,11 +143,12 @@ def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
 
 
 class ShardedDataIterator:
-    """Shuffles the whole data set in each lap; each rank takes its slice of every pool.
+    """Shuffles the whole data set in each pass over it; each rank takes its slice of every global batch.
 
-    The pools are the same for any number of ranks that divides ``global_batch_size``. If the data set does
-    not divide into pools, other rows are left over in each lap. With ``features`` of the rows, pools have
-    rows that are alike. A lap has ``num_pools``. Replaces DPR's class of the same name, where shards wrapped around.
+    The global batches are the same for any number of ranks that divides ``global_batch_size``. If the data
+    set does not divide into global batches, other rows are left over in each pass. With ``features`` of the
+    rows, global batches have rows that are alike. A pass has ``num_pools`` global batches. Replaces DPR's
+    class of the same name, whose shards wrapped around.
     """
 
     def __init__(
@@ -166,18 +169,20 @@ class ShardedDataIterator:
         self._order = LapOrder(num_rows, seed, dataset, features=features, pool_size=global_batch_size)
 
     def rows(self, pool: int) -> np.ndarray:
-        """This rank's row numbers of a pool. From ``num_pools`` on it is the next lap, in another order."""
+        """Returns this rank's row numbers of a global batch. From ``num_pools`` on, it belongs to the next
+        pass, in another order."""
         lap, pool = divmod(pool, self.num_pools)
         start = pool * self.global_batch_size
         return self._order(lap)[start : start + self.global_batch_size][self._slice]
 
 
 class MultiSetDataIterator:
-    """Every pool comes from one set; the sets' pools follow each other in an order all ranks share.
+    """Takes every global batch from one set. The sets' global batches follow each other in an order that all
+    ranks share.
 
-    Epoch e takes pools e n_i to (e + 1) n_i of set i, which contributes n_i to an epoch: a set with more
-    continues in the next epoch, so that all its rows have their turn; one with fewer starts another lap, in
-    another order.
+    Epoch e takes global batches e n_i to (e + 1) n_i of set i, which contributes n_i to an epoch. A set with
+    more continues in the next epoch, so that all its rows have their turn; one with fewer starts another
+    pass, in another order.
     """
 
     def __init__(
@@ -194,11 +199,12 @@ class MultiSetDataIterator:
         num_rows = [item.num_rows for item in iterators]
         self._num_pools = [item.num_pools for item in iterators]
         self.counts = (sampling or Sampling()).pools_of_sets(num_rows, self._num_pools, names)
-        """Pools that each set contributes to an epoch; of the other iterator, rows."""
+        """Number of global batches that each set contributes to an epoch; for ``MixedDataIterator``, of
+        rows."""
         self.pools_per_epoch = sum(self.counts)
 
     def pool(self, epoch: int, index: int) -> PoolRows:
-        """This rank's part of pool ``index`` of an epoch."""
+        """Returns this rank's part of global batch ``index`` of an epoch."""
         schedule = pool_schedule(self.counts, self._seed, epoch)
         dataset = int(schedule[index])
         number = int(np.count_nonzero(schedule[:index] == dataset)) if len(self._iterators) > 1 else index
@@ -209,7 +215,7 @@ class MultiSetDataIterator:
         )
 
     def identity(self) -> list[Any]:
-        """``counts`` as a run's identity stores them."""
+        """Returns ``counts`` as a run's identity stores them."""
         # Unless an epoch is exactly one lap over a set, the size of the lap is part of the order too.
         return [
             count if count == pools else [count, pools]
@@ -217,19 +223,19 @@ class MultiSetDataIterator:
         ]
 
     def laps(self) -> list[float]:
-        """Laps over each set in an epoch."""
+        """Returns the number of passes over each set in an epoch."""
         return [
             count / pools if pools else 0.0 for count, pools in zip(self.counts, self._num_pools, strict=True)
         ]
 
 
 class MixedDataIterator:
-    """Every pool is drawn from all sets together: the epoch's rows of all sets are shuffled as one and cut
-    into pools.
+    """Draws every global batch from all sets together: the epoch's rows of all sets are shuffled as one and
+    cut into global batches.
 
-    Epoch e takes rows e c_i to (e + 1) c_i of set i, which contributes c_i to an epoch, in the order of its
-    laps. If fewer rows of a set than a pool has remain after an epoch, they are left out of the lap, other
-    ones in each; so no row occurs twice in an epoch.
+    Epoch e takes rows e c_i to (e + 1) c_i of set i, which contributes c_i to an epoch, in the order of the
+    passes over it. If fewer rows of a set than a global batch has remain after an epoch, they are left out of
+    the pass, other ones in each; so no row occurs twice in an epoch.
     """
 
     def __init__(
@@ -272,7 +278,7 @@ class MixedDataIterator:
         ]
 
     def _rows_of(self, epoch: int) -> PoolRows:
-        """All rows of an epoch in the order of its pools; kept, 14 bytes a row."""
+        """Returns all rows of an epoch in the order of its global batches. They are kept, 14 bytes a row."""
         sets = [self._rows_of_set(epoch, dataset) for dataset in range(len(self.counts))]
         rows, laps = (np.concatenate([part[column] for part in sets]) for column in range(2))
         datasets = np.repeat(np.arange(len(sets), dtype=np.uint16), self.counts)
@@ -285,7 +291,7 @@ class MixedDataIterator:
         return PoolRows(datasets[order], rows[order], laps[order])
 
     def _rows_of_set(self, epoch: int, dataset: int) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers of one set in the epoch, and the lap of each."""
+        """Returns the row numbers of one set in the epoch, and the pass that each belongs to."""
         count = self.counts[dataset]
         if not count:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
@@ -298,4 +304,4 @@ class MixedDataIterator:
 
 
 PoolIterator = MultiSetDataIterator | MixedDataIterator
-"""All train sets together, cut into pools."""
+"""Iterators that cut all train sets, together, into global batches."""

@@ -1,5 +1,5 @@
-"""Batches for a rank, made ahead of the model in worker processes, always in the order the iterators
-state; and what rows are grouped by words with, so that in-batch negatives are near the positive."""
+"""Batches for a rank, made ahead of the model in worker processes, always in the order that the iterators
+state. Also the words by which rows are grouped, so that in-batch negatives are near the positive."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from dpr.data.words import words_of
 
 Item = TypeVar("Item")
 _BATCHES_AHEAD = 4
-"""Of each worker."""
+"""Batches that each worker makes ahead."""
 
 
 def data_row(
@@ -51,8 +51,8 @@ def data_row(
     lap: int = 0,
     seed: int | None = None,
 ) -> DataRow:
-    """Reads one row of a set; in training, with a ``seed``, from a set that draws its samples the one of this
-    lap."""
+    """Reads one row of a set. In training, with a ``seed``, a set that draws its samples gives the one of
+    this pass over it."""
     drawn = getattr(source, "drawn", None)  # of one whose rows give another sample in each lap
     if seed is not None and drawn is not None:
         sample = drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
@@ -61,7 +61,7 @@ def data_row(
 
 
 class PoolDataset(Dataset[BiEncoderBatch]):
-    """Maps (epoch, pool) to this rank's batch."""
+    """Maps (epoch, global batch) to this rank's batch."""
 
     def __init__(self, sets: OpenedSets, iterator: PoolIterator, collator: Collator) -> None:
         self.sources = [source for source, _ in sets]
@@ -73,7 +73,7 @@ class PoolDataset(Dataset[BiEncoderBatch]):
         return self.collator(self.read(self.iterator.pool(*key)))
 
     def read(self, pool: PoolRows) -> list[DataRow]:
-        """The rows of a pool."""
+        """Reads the rows of a global batch."""
         seed = self.collator.seed
         places = zip(*(part.tolist() for part in pool), strict=True)
         return [
@@ -91,11 +91,11 @@ def cut_into_pools(
     seed: int,
     sampling: Sampling | None = None,
 ) -> PoolDataset:
-    """This rank's part of the data sets' pools of ``global_batch_size`` questions.
+    """Returns this rank's part of the data sets' global batches of ``global_batch_size`` questions.
 
     Raises:
-        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets
-            do not match, a selector does not fit the tokenizer.
+        ConfigError: the global batch does not divide among the ranks, a set is smaller than a global batch,
+        shares and sets do not match, a selector does not fit the tokenizer.
     """
     sources = [source for source, _ in sets]
     options = [options for _, options in sets]
@@ -129,7 +129,7 @@ def cut_into_pools(
 
 
 def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
-    """``sampling`` with the weights of the sets' options, if they have any.
+    """Returns ``sampling`` with the weights of the sets' options, if they have any.
 
     Raises:
         ConfigError: only some sets have one, or another setting also determines the shares.
@@ -173,7 +173,7 @@ _MultiProcessingDataLoaderIter._shutdown = True
 
 class WorkerLoader(DataLoader[Item]):
     """Items of a dataset in the sampler's order, made by worker processes. Errors for users arrive as they
-    were raised: torch itself would raise them again with a traceback as their message."""
+    were raised; torch itself would raise them again with a traceback as their message."""
 
     def __init__(
         self, dataset: Dataset[Item], *, sampler: Iterable[Any], num_workers: int, **options: Any
@@ -209,7 +209,8 @@ def pool_loader(
     num_workers: int = 1,
     pin_memory: bool = False,
 ) -> WorkerLoader[BiEncoderBatch]:
-    """Batches of (epoch, pool) in the given order; with workers they are made while the model computes."""
+    """Returns a loader of batches, by (epoch, global batch) in the given order. With workers, they are made
+    while the model computes."""
     ahead = _BATCHES_AHEAD if num_workers else None
     return WorkerLoader(
         dataset, sampler=order, num_workers=num_workers, prefetch_factor=ahead, pin_memory=pin_memory
@@ -219,21 +220,23 @@ def pool_loader(
 _WIDTH = WORDS["vector"].shape[0]
 _PLACES = 8
 _LENGTH = 4080
-"""Of a vector before its numbers are rounded, which adds 12 at most (half of the root of ``_WIDTH``)."""
+"""Length of a vector before its numbers are rounded, which adds 12 at most (half of the root of
+``_WIDTH``)."""
 _WEIGHT = 64
-"""Weights of words are whole numbers, too: this many times what they are, rounded."""
+"""Factor by which weights of words are multiplied before they are rounded to whole numbers."""
 
 
 def row_words(source: SampleSource) -> np.ndarray:
-    """What a set's rows are grouped by words with, (N,) of ``WORDS``.
+    """Returns the features by which a set's rows are grouped by words: (N,) of ``WORDS``.
 
     A row's vector is made of the words of its question and of its first positive: rare words weigh more (the
     root of the logarithm of 1 + rows / rows with the word), and each word has a few random places and signs (a
     sparse random projection), drawn from the word itself. All sums are of whole numbers, so groups are the same
     on every machine, with any number of threads or processes.
 
-    Of stored tokens they are those of the text; of pairs cut from passages those of one pair each, and a
-    positive is the same where the document is. Reads every row twice; 1 kB of memory a row.
+    For stored tokens, the words are those of the text. For pairs cut from passages, they are those of one
+    pair of each passage, and positives are equal if the document is. Reads every row twice; takes 1 kB of
+    memory a row.
     """
     text: SampleSource = getattr(source, "text", source) if isinstance(source[0], StoredSample) else source
     counts: Counter[str] = Counter()
@@ -256,7 +259,8 @@ def row_words(source: SampleSource) -> np.ndarray:
 
 
 def _rows(text: SampleSource) -> Iterator[tuple[int, tuple[frozenset[str], ...]]]:
-    """Of each row a number that stands for its first positive, and the words of its question and of that."""
+    """Yields for each row a number that stands for its first positive, and the words of its question and of
+    that positive."""
     for row in counted(range(len(text)), f"splitting {text.name} into words", unit="rows"):
         sample = text[row]
         assert isinstance(sample, TrainingSample)
@@ -267,6 +271,6 @@ def _rows(text: SampleSource) -> Iterator[tuple[int, tuple[frozenset[str], ...]]
 
 
 def _scaled(vector: np.ndarray) -> np.ndarray:
-    """A vector of whole numbers at ``_LENGTH``, in whole numbers again; zeros stay."""
+    """Returns a vector of whole numbers scaled to ``_LENGTH`` and rounded again; zeros stay."""
     length = np.sqrt(vector @ vector)
     return np.rint(_LENGTH / length * vector) if length else vector

@@ -1,8 +1,9 @@
-"""Which rows make up which pool: pure functions of (seed, epoch, pool), with no state and no history.
+"""Assignment of rows to global batches (pools in the code): pure functions of (seed, epoch, global batch),
+with no state and no history.
 
-The pool (all ranks' questions of one forward) is defined first; ranks then take consecutive slices of it, so
-the pools do not depend on the number of ranks. A *lap* is one pass over the rows of a data set; a set's laps
-follow each other through the epochs.
+The global batch (all ranks' questions of one forward) is defined first. Ranks then take consecutive slices of
+it, so the global batches do not depend on the number of ranks. A set's passes over its rows (laps in the
+code) follow each other through the epochs.
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ from dpr.core.seeding import generator_for
 ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS, PAIRS = range(8)
 
 WINDOW_ROWS = 1 << 16
-"""Rows among which those nearest by words are looked for: of many more, each pool would take long to find."""
+"""Rows among which those nearest by words are looked for. With many more, finding each global batch would
+take long."""
 
 WORDS = np.dtype([("vector", np.int16, 512), ("positive", np.int64)])
-"""What rows are grouped by words with. Vectors are whole numbers, no longer than 4,095: their products are
-whole numbers below 2^24, which float32 adds up without rounding in whatever order. The positive is a number
-that is equal where two rows have the same one."""
+"""Type of the features by which rows are grouped by words. Vectors are whole numbers, no longer than 4,095:
+their products are whole numbers below 2^24, which float32 adds up without rounding in any order. The positive
+is a number that is equal for rows with the same positive."""
 
 
 def permutation(num_rows: int, seed: int, lap: int, dataset: int) -> np.ndarray:
-    """The order of a data set's rows in a lap."""
+    """Returns the order of a data set's rows in one pass over it."""
     return generator_for(ROWS, seed, lap, dataset, 0).permutation(num_rows)
 
 
 class LapOrder:
-    """The order of the rows in the current lap over a data set; only this one is kept, since it takes 8 bytes
-    per row.
+    """The order of the rows in the current pass over a data set. Only this one is kept, since it takes 8
+    bytes per row.
 
-    With ``features`` (N,) of the rows a lap is whole pools of ``pool_size`` rows that are alike; without, all
-    rows as shuffled.
+    With ``features`` (N,) of the rows, a pass is whole global batches of ``pool_size`` rows that are alike;
+    without, it is all rows as shuffled.
     """
 
     def __init__(
@@ -66,13 +68,14 @@ class LapOrder:
 
 
 def group(features: np.ndarray, pool_size: int, generator: np.random.Generator) -> np.ndarray:
-    """Places of shuffled rows in a new order, in which pools hold rows that are alike and follow each other
-    at random.
+    """Returns places of shuffled rows in a new order: global batches hold rows that are alike, and follow
+    each other at random.
 
-    1. Windows of whole pools, in the order given. 2. Inside a window the rows are cut into pools, each a row
-       and those nearest to it by words (``features`` (N,) of ``WORDS``). 3. All pools are shuffled, and the
-       rows inside each, since ranks take consecutive slices. The number of rows is a multiple of
-       ``pool_size``.
+    1. Windows hold whole global batches, in the order given. 2. Inside a window the rows are cut into global
+    batches, each a row and those nearest to it by words (``features`` (N,) of ``WORDS``). 3. All global
+    batches are shuffled, and the rows inside each, since ranks take consecutive slices.
+
+    The number of rows is a multiple of ``pool_size``.
     """
     window = max(1, WINDOW_ROWS // pool_size) * pool_size
     starts = range(0, len(features), window)
@@ -83,10 +86,11 @@ def group(features: np.ndarray, pool_size: int, generator: np.random.Generator) 
 
 
 def nearest_together(features: np.ndarray, pool_size: int) -> np.ndarray:
-    """Places of rows (``WORDS``) pool by pool: the first that is left, and those nearest to it.
+    """Returns places of rows (``WORDS``), one global batch after the other: the first row that is left, and
+    those nearest to it.
 
-    Of rows with the same positive one is taken, unless no others are left: they would be no negatives of each
-    other.
+    One of the rows with the same positive is taken, unless no others are left. They would be no negatives of
+    each other.
     """
     vectors = features["vector"].astype(np.float32)
     positives = features["positive"]
@@ -104,8 +108,8 @@ def nearest_together(features: np.ndarray, pool_size: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def pool_schedule(pools: tuple[int, ...], seed: int, epoch: int) -> np.ndarray:
-    """Which data set each pool of the epoch is drawn from: data set i occurs ``pools[i]`` times, in random
-    order. Shape (sum(pools),)."""
+    """Returns the data set that each global batch of the epoch is drawn from: (sum(pools),). Data set i
+    occurs ``pools[i]`` times, in random order."""
     schedule = np.repeat(np.arange(len(pools)), pools)
     if len(pools) > 1:
         generator_for(SCHEDULE, seed, epoch).shuffle(schedule)
@@ -114,6 +118,6 @@ def pool_schedule(pools: tuple[int, ...], seed: int, epoch: int) -> np.ndarray:
 
 
 def rank_slice(num_items: int, rank: int, world_size: int) -> slice:
-    """The consecutive part of ``num_items`` that belongs to a rank; parts differ in size by at most one and
-    cover everything once."""
+    """Returns the consecutive part of ``num_items`` that belongs to a rank. Parts differ in size by at most
+    one and cover everything once."""
     return slice(num_items * rank // world_size, num_items * (rank + 1) // world_size)

@@ -1,8 +1,8 @@
-"""A corpus as a training set: pairs cut from its passages, drawn anew in each lap. Memory does not grow with
-the corpus.
+"""A corpus as a training set: pairs cut from its passages, drawn again in each pass over it. Memory does not
+grow with the corpus.
 
-A cut names words by their numbers, so that it can be made of a text, or of the tokens of a store, with the
-same result. What each kind makes, and what it teaches, is in docs/without_labels.md.
+A cut names words by their numbers, so that it can be made from a text or from the tokens of a store, with the
+same result. docs/without_labels.md explains what each kind makes and teaches.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dpr.storage.checksums import content_sha256
 
 _LOOKED_AT = 1000
 _LARGEST = (0.5, 0.1)
-"""Share of the passages that may be of one file, and that may have one title, for these to tell documents
-apart."""
+"""Largest shares of the passages that may come from one file, and that may have one title, for files and
+titles to tell documents apart."""
 _ROWS_PER_BLOCK = 5000
 _MOST_HELD = 1000
 _CLOSING = "\"')]}\N{RIGHT DOUBLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}"
@@ -42,7 +42,7 @@ _ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
 _ABBREVIATION = re.compile(r"\(?(e\.g|i\.e|etc|vs|cf|resp|approx|Dr|Mr|Mrs|Ms|St|No|Fig|[A-Za-z])\.")
 _CROP_WORDS = (3, 12)
 _KEPT = 0.1
-"""Share of the pairs of a sentence and its passage whose passage keeps the sentence: real questions repeat
+"""Share of the pairs of a sentence and its passage whose passage keeps the sentence. Real questions repeat
 words, too."""
 _SHORTENED = 0.6
 """Share of the questions from which words are dropped."""
@@ -52,15 +52,15 @@ class Words(NamedTuple):
     """The words of a passage, by their numbers."""
 
     title: int
-    """How many words its title has."""
+    """Number of words in its title."""
     text: int
     sentences: Sequence[int]
-    """The words of the text with which its sentences begin."""
+    """Numbers of the words of the text that begin its sentences."""
 
 
 class Cut(NamedTuple):
-    """A pair. ``title`` are words of the title, which the passage then is without, or else ``question`` words
-    of the text; ``passage`` are stretches of words of the text."""
+    """A pair. Its question is either ``title``, words of the title, which is then removed from the passage,
+    or ``question``, words of the text. ``passage`` are stretches of words of the text."""
 
     passage: list[tuple[int, int]]
     question: list[int]
@@ -68,7 +68,7 @@ class Cut(NamedTuple):
 
 
 def words_of(title: Sequence[str], text: Sequence[str]) -> Words:
-    """What a cut has to know of the words of a passage."""
+    """Returns the facts about a passage's words that a cut needs."""
     is_lower = not any(word[:1].isupper() for word in text)
     starts = [0] if text else []
     for number, (before, word) in enumerate(pairwise(text), 1):
@@ -86,13 +86,14 @@ Maker = Callable[[Words, np.random.Generator], Cut]
 
 
 def _crops(words: Words, generator: np.random.Generator) -> Cut:
-    """A few words -> a stretch of a third of the text or more; both anywhere."""
+    """Returns a few words as the question and a stretch of at least a third of the text as the passage; both
+    anywhere."""
     asked = _stretch(words.text, *_CROP_WORDS, generator)
     return Cut([_stretch(words.text, -(-words.text // 3), words.text, generator)], list(range(*asked)))
 
 
 def _sentence(words: Words, generator: np.random.Generator) -> Cut:
-    """A sentence -> the text around it (the inverse cloze task)."""
+    """Returns a sentence as the question and the text around it as the passage (the inverse cloze task)."""
     number = int(generator.integers(len(words.sentences)))
     start, end = [*words.sentences, words.text][number : number + 2]
     around = [(0, words.text)] if generator.random() < _KEPT else [(0, start), (end, words.text)]
@@ -100,7 +101,7 @@ def _sentence(words: Words, generator: np.random.Generator) -> Cut:
 
 
 def _title(words: Words, generator: np.random.Generator) -> Cut:
-    """The title -> the text."""
+    """Returns the title as the question and the text as the passage."""
     return Cut([(0, words.text)], [], list(range(words.title)))
 
 
@@ -109,16 +110,16 @@ KINDS: dict[str, tuple[Maker, Callable[[Words], bool]]] = {
     "sentence": (_sentence, lambda words: len(words.sentences) > 1),
     "title": (_title, lambda words: words.title > 0),
 }
-"""Each with the passages that it can be made of."""
+"""Kinds of pairs, each with its maker and a test of the passages that it can be made from."""
 MIXED = {"crops": 0.5, "sentence": 0.35, "title": 0.15}
-"""What a corpus is cut into unless something else is asked for."""
+"""Weights of the kinds of pairs that a corpus is cut into by default."""
 
 
 def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
-    """The weights of the kinds that a setting names: ``mixed``, a name, a list of names, or names with
-    weights.
+    """Returns the weights of the kinds that a setting names: ``mixed``, a name, a list of names, or names
+    with weights.
 
-    A name with a colon is that of a class of the user's (``dpr.PairMaker``).
+    A name with a colon names a user-defined class (``dpr.PairMaker``).
 
     Raises:
         ConfigError: a name is not known, or a weight is not above 0.
@@ -140,7 +141,7 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
 
 
 def choose(kinds: Mapping[str, float], words: Words, generator: np.random.Generator) -> str:
-    """A kind that can be made of the passage, by weight; ``crops`` where none can."""
+    """Returns a kind that can be made from the passage, drawn by weight; ``crops`` if none can."""
     possible = {name: weight for name, weight in kinds.items() if name not in KINDS or KINDS[name][1](words)}
     drawn = generator.random() * sum(possible.values())
     for name, weight in possible.items():
@@ -151,7 +152,7 @@ def choose(kinds: Mapping[str, float], words: Words, generator: np.random.Genera
 
 
 def shortened(words: list[int], probability: float, generator: np.random.Generator) -> list[int]:
-    """The words of a question, some of them dropped: at most all but two."""
+    """Returns the words of a question, some of them dropped unless fewer than two would stay."""
     if not probability or generator.random() >= _SHORTENED:
         return words
     draws = generator.random(len(words))
@@ -160,24 +161,24 @@ def shortened(words: list[int], probability: float, generator: np.random.Generat
 
 
 def _stretch(size: int, least: int, most: int, generator: np.random.Generator) -> tuple[int, int]:
-    """A stretch of ``least`` to ``most`` of ``size`` words."""
+    """Returns start and end of a random stretch of ``least`` to ``most`` of ``size`` words."""
     length = int(generator.integers(min(least, size), min(most, size) + 1))
     start = int(generator.integers(size - length + 1))
     return start, start + length
 
 
 class PairMaker(Protocol):
-    """A kind of pairs of the user's own."""
+    """A user-defined kind of pairs."""
 
     def pair(self, passage: Passage, generator: np.random.Generator) -> tuple[str, Passage] | None:
-        """A question and the passage that answers it; None where this passage gives none. All that is random
-        comes from ``generator``."""
+        """Returns a question and the passage that answers it, or None if this passage gives none. All random
+        draws come from ``generator``."""
         ...
 
 
 class TextRow:
-    """A passage that pairs are cut from, as text. ``document`` are 64 bits that stand for the document it is
-    of."""
+    """A passage that pairs are cut from, as text. ``document`` is a 64-bit number of the document that it
+    belongs to."""
 
     def __init__(self, passage: Passage, document: int) -> None:
         self.passage = passage
@@ -188,7 +189,7 @@ class TextRow:
         self.words = words_of(title, [passage.text[start:end] for start, end in self._text])
 
     def sample(self, cut: Cut, identity: tuple[int, int]) -> TrainingSample:
-        """The question and the passage that a cut takes of this row."""
+        """Returns the question and the passage that a cut takes from this row."""
         whole = self.passage
         spans = self._text
         asked = joined(whole.title, [self._title[word] for word in cut.title])
@@ -199,31 +200,32 @@ class TextRow:
 
 
 class DrawnPairs(ABC):
-    """Pairs of a corpus whose passages are texts (``PseudoPairs``), or tokens; the same numbers are drawn for
+    """Pairs of a corpus whose passages are texts (``PseudoPairs``) or tokens. The same numbers are drawn for
     both."""
 
     @property
     @abstractmethod
     def pairs(self) -> PseudoPairs:
-        """What is cut."""
+        """Returns the corpus and the settings of its pairs."""
 
     @abstractmethod
     def row(self, number: int) -> Any:
-        """A passage of the corpus."""
+        """Returns a passage of the corpus."""
 
     def __getitem__(self, row: int) -> Any:
-        """The pair of a row where nothing may be random, as in validation."""
+        """Returns the pair of a row without randomness, as in validation."""
         return self.drawn(row, generator_for(PAIRS, 0, 0, 0, row))
 
     def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
-        """All passages of the row's document."""
+        """Returns all passages of the row's document."""
         return (known_document(self[row]),)
 
     def drawn(self, row: int, generator: np.random.Generator) -> Any:
-        """A pair of a passage, or where it is empty or held back, of another one, drawn.
+        """Returns a pair of a passage or, if the passage is empty or held back, of another one, drawn at
+        random.
 
         Raises:
-            ConfigError: a maker of the user's returned what is no pair.
+            ConfigError: a user-defined maker returned something other than a pair.
         """
         pairs = self.pairs
         number = pairs.corpus_row(row)
@@ -249,16 +251,18 @@ class DrawnPairs(ABC):
 
 
 class PseudoPairs(DrawnPairs):
-    """The passages of a corpus, each of which gives a pair, another one in each lap.
+    """The passages of a corpus as training pairs: each passage gives one pair, another one in each pass over
+    the corpus.
 
     Args:
         file: the corpus, in any format that ``dpr embed`` reads; ``columns`` of id, text and title are those
         of a TSV.
-        kinds: what pairs are cut, as ``kinds_of`` takes it.
-        drop_words: probability with which a word of a question is dropped; of every five questions, two stay
+        kinds: kinds of pairs to cut, as ``kinds_of`` takes them.
+        drop_words: probability with which a word of a question is dropped; two of every five questions stay
         whole.
         held_back: share of the documents that are held back.
-        held_only: pairs of the documents held back, always the same ones, in place of those of all others.
+        held_only: gives pairs of the documents held back, always the same ones, instead of pairs of all
+        others.
 
     Raises:
         InputError: the corpus is missing, has a bad row, or has no passage with words.
@@ -303,7 +307,7 @@ class PseudoPairs(DrawnPairs):
         self.corpus_fingerprint = json_sha256(read)
         metadata = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = json_sha256(metadata)
-        """Changes with the corpus, and with what is cut from it."""
+        """Hash that changes with the corpus and with the settings of its pairs."""
         rows = (index for index, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
@@ -326,21 +330,21 @@ class PseudoPairs(DrawnPairs):
         return self
 
     def row(self, number: int) -> TextRow:
-        """A passage of the corpus."""
+        """Returns a passage of the corpus."""
         passage = next(self._store.passages(number, number + 1))
         return TextRow(passage, self._document_of(passage))
 
     def corpus_row(self, row: int) -> int:
-        """The number of a row's passage in the corpus."""
+        """Returns the number, in the corpus, of a row's passage."""
         return self._held_rows[row] if self._held_only else row
 
     def is_usable(self, row: TextRow) -> bool:
-        """Whether the passage, as text or as tokens, has words, and is on the side of the corpus that was asked for."""
+        """True if the passage, as text or as tokens, has words and is on the requested side of the corpus."""
         is_held = (row.document >> 20) % 10_000 < 10_000 * self._held_back
         return row.words.text > 0 and is_held == self._held_only
 
     def passages(self, start: int, stop: int) -> Iterator[TextRow]:
-        """Passages of the corpus, in order."""
+        """Yields passages of the corpus, in order."""
         return (TextRow(passage, self._document_of(passage)) for passage in self._store.passages(start, stop))
 
     @property
@@ -348,11 +352,12 @@ class PseudoPairs(DrawnPairs):
         return len(self._store)
 
     def block_ends(self) -> list[int]:
-        """Where the corpus may be divided for several processes, in rows."""
+        """Returns the rows at which the corpus may be divided among several processes."""
         return [*range(_ROWS_PER_BLOCK, self.num_passages, _ROWS_PER_BLOCK), self.num_passages]
 
     def _document_of(self, passage: Passage) -> int:
-        """That of its file or address; else that of its title; else its own."""
+        """Returns the number of the passage's document: that of its file or address, else of its title, else
+        its own."""
         name = f"passage {passage.id}"
         for key, tells in zip(_documents(passage), self._tells_documents, strict=True):
             if key and tells:
@@ -362,8 +367,8 @@ class PseudoPairs(DrawnPairs):
 
     @cached_property
     def _tells_documents(self) -> list[bool]:
-        """Of files and of titles: not where so many share one that hardly any would be a negative. Judged by
-        a sample."""
+        """Returns two booleans: whether files, and whether titles, tell documents apart. They do not if so
+        many passages share one that hardly any other passage would be a negative. A sample is examined."""
         counts = Counter[str](), Counter[str]()
         rows = spread_rows(self.num_passages, _LOOKED_AT)
         for row in rows:

@@ -11,22 +11,22 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, Settings, setting
 
 LONGEST_PROMPT = 1 << 14
-"""In characters: a prompt is part of every text."""
+"""Most characters of a prompt, which is part of every text."""
 
 
 @dataclass
 class BadRowSettings(Settings):
-    """What becomes of a row that cannot be read."""
+    """Handling of rows that cannot be read."""
 
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
     """fail, or skip (bad rows are listed in a .rejected.jsonl, up to max_bad_rows)."""
     max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
-    """How many rows on_bad_row=skip may leave out before the command ends."""
+    """Most rows that on_bad_row=skip may leave out before the command ends."""
 
 
 @dataclass
 class TextOptions(Settings):
-    """Prompts, titles and apostrophes, each of which may be left out."""
+    """Prompts, titles and apostrophes; each may be left out."""
 
     query_prompt: str | None = setting(None, on_resume=IDENTITY)
     """Put before every question as it is: "query: ", or an instruction. Stored with the model, like the next
@@ -34,11 +34,11 @@ class TextOptions(Settings):
     passage_prompt: str | None = setting(None, on_resume=IDENTITY)
     """Put before every passage as it is: before its title or, without one, its text."""
     prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
-    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web) in
-    place of query_prompt."""
+    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web)
+    instead of query_prompt."""
     title_template: str | None = setting(None, on_resume=IDENTITY)
-    """How title and text become one text; empty = the tokenizer's pair. Absent = as stored; in new models the
-    pair, or "{title} {text}" where the tokenizer puts nothing between the two."""
+    """Template that makes one text of title and text; empty = the tokenizer's pair. Absent = as stored; in
+    new models the pair, or "{title} {text}" where the tokenizer puts nothing between the two."""
     plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
     """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in
     DPR, unless shared."""
@@ -65,9 +65,9 @@ class TextOptions(Settings):
 
 @dataclass
 class TextSettings(TextOptions):
-    """What a model was trained to find around its texts. Stored in every checkpoint and applied by every job.
+    """Texts that a model expects around its inputs. Stored in every checkpoint and applied by every job.
 
-    A title template such as "{title} {title} {text}" gives words of the title more weight where the pooling
+    A title template such as "{title} {title} {text}" gives words of the title more weight if the pooling
     counts them.
     """
 
@@ -81,8 +81,8 @@ class TextSettings(TextOptions):
         return bool(self.query_prompt or self.passage_prompt or self.prompts)
 
     def question_prompt(self, name: str | None) -> str:
-        """The text before questions: that of the prompt ``name``, else ``query_prompt``. ConfigError: there
-        is none of that name."""
+        """Returns the text before questions: that of the prompt ``name``, else ``query_prompt``. Raises
+        ConfigError if there is no prompt of that name."""
         if name is None:
             return self.query_prompt
         if name not in self.prompts:
@@ -91,10 +91,11 @@ class TextSettings(TextOptions):
         return self.prompts[name]
 
     def agreed_prefix(self, prefix: str | None, prompt: str, *, key: str) -> str | None:
-        """The prefix ``key`` of a job, in addition to the model's ``prompt``: None where it repeats it.
+        """Returns the prefix ``key`` of a job, in addition to the model's ``prompt``; None if it repeats
+        that.
 
         Raises:
-            ConfigError: the model has prompts, and the prefix is another one.
+            ConfigError: the model has prompts, and the prefix differs from them.
         """
         if not prefix or not self.has_prompts:
             return prefix
@@ -110,19 +111,19 @@ class TextSettings(TextOptions):
         )
 
     def stored_metadata(self, prompt: str | None) -> dict[str, Any]:
-        """What decides the tokens of a set whose questions have the prompt ``prompt``, without what is as
-        usual."""
+        """Returns the settings that determine the tokens of a set whose questions have the prompt ``prompt``,
+        without those at their defaults."""
         metadata = asdict(replace(self, query_prompt=self.question_prompt(prompt), prompts={}))
         return {name: value for name, value in metadata.items() if value != getattr(TextSettings(), name)}
 
     def head(self, title: str) -> str:
-        """What ``title_template`` puts before the text of a passage with this title."""
+        """Returns the text that ``title_template`` puts before the text of a passage with this title."""
         return self.title_template.removesuffix("{text}").replace("{title}", title)
 
 
 @dataclass
 class Augmentation(Settings):
-    """Changes made to training texts only; each is a function of (seed, epoch, data set, row)."""
+    """Random changes of training texts only; each is a function of (seed, epoch, data set, row)."""
 
     crop_tokens: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)
     """Passages longer than this are cut to a random window of this many tokens; 0 = no cropping."""
@@ -132,17 +133,17 @@ class Augmentation(Settings):
 
 @dataclass
 class SamplingSettings(Settings):
-    """Which rows make up the pools of an epoch (docs/training.md, "Several data sets")."""
+    """Composition of an epoch's global batches (docs/training.md, "Several data sets")."""
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """T: a set's share is proportional to rows ** (1/T). 1 = as many as there are, large = all sets alike."""
     mixed: bool = setting(False, on_resume=IDENTITY)
-    """Draw every pool from all sets together; false: every pool from one set."""
+    """Draw every global batch from all sets together; false: every global batch from one set."""
     group_by_words: bool = setting(False, on_resume=IDENTITY)
-    """Make pools of rows that share words, whose in-batch negatives are harder."""
+    """Make global batches of rows that share words; their in-batch negatives are harder."""
 
     def check_shares(self, rates: Sequence[float] | None) -> None:
-        """Raises ConfigError where several settings determine the sets' shares, or no share is above 0."""
+        """Raises ConfigError if several settings determine the sets' shares, or no share is above 0."""
         if rates is None:
             return
         if self.temperature is not None:
@@ -163,8 +164,8 @@ class DataSetSettings(Settings):
     file: Any = setting(None, path="input")
     """Path, glob, or list of them."""
     selector: int | str | None = setting(None, least=0)
-    """Where the question vector is read: absent = first token; an integer = that position; a string = first
-    occurrence of that token."""
+    """Position at which the question vector is read: absent = first token; an integer = that position; a
+    string = first occurrence of that token."""
     prompt: str | None = None
     """Name of the prompt (encoder.prompts) of this set's questions; absent = encoder.query_prompt."""
     special_token: str | None = None
@@ -185,21 +186,23 @@ class DataSetSettings(Settings):
     exclude_gold: bool = False
     """Drop positives that have no ``score`` key, unless none would remain."""
     weight: float | None = setting(None, least=0)
-    """As a train set: its share of an epoch, relative to the weights of the others (train.sampling)."""
+    """For a train set: its share of an epoch, relative to the weights of the others (train.sampling)."""
     loss_scale: float | None = setting(None, least=0)
-    """As a train set: multiplies the loss of its questions; absent = 1, or what loss_scale_factors says."""
+    """For a train set: factor of the loss of its questions; absent = 1, or the value in
+    loss_scale_factors."""
     reader: str | None = None
     """A user-defined class, module:Class, a subclass of dpr.data.training_data.TrainingData; called with the
     files (docs/extending.md)."""
     source: str | None = None
-    """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
+    """Address at which the file is published; named in the error if the file is missing. Nothing is
+    downloaded."""
     pairs: Any = None
-    """The file is a corpus, and the set is pairs that are cut from its passages: mixed, or crops, sentence,
+    """The file is a corpus, and the set consists of pairs cut from its passages: mixed, or crops, sentence,
     title, module:Class, a list of these, or weights by name (docs/without_labels.md)."""
     held_back: float = setting(0.0, least=0, below=1)
-    """Share of the documents that no pairs are cut from, or with held_only, that all are cut from."""
+    """Share of the documents that no pairs are cut from; with held_only, all pairs are cut from these."""
     held_only: bool = False
-    """Pairs of the documents held back, for a dev set: 1,000 at most, always the same."""
+    """Use pairs of the documents held back, for a dev set: 1,000 at most, always the same."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
@@ -214,12 +217,12 @@ class DataSetSettings(Settings):
             )
 
     def before_questions(self) -> str | None:
-        """Special token and prefix as one text."""
+        """Returns special token and prefix as one text."""
         return (f"{self.special_token} " if self.special_token else "") + (self.query_prefix or "") or None
 
     @property
     def of_questions(self) -> dict[str, str | None]:
-        """The arguments of the tensorizer for questions."""
+        """Returns the arguments of the tensorizer for questions."""
         return {"prompt": self.prompt, "prefix": self.before_questions(), "suffix": self.query_special_suffix}
 
     @property
@@ -227,8 +230,8 @@ class DataSetSettings(Settings):
         return 1.0 if self.loss_scale is None else self.loss_scale
 
     def agreed(self, name: str, text: TextSettings) -> DataSetSettings:
-        """The options of the set ``name`` beside a model that puts prompts before texts: without a prefix
-        that repeats one of them.
+        """Returns the options of the set ``name`` for a model that puts prompts before texts: without a
+        prefix that repeats one of them.
 
         Raises:
             ConfigError: the set has another prefix, or names a prompt that the model does not have.
@@ -242,8 +245,8 @@ class DataSetSettings(Settings):
         return replace(self, special_token=None, query_prefix=query, passage_prefix=passage)
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """What decides the batches of the set ``name``, under the names that checkpoints and token stores
-        have for it."""
+        """Returns the settings that determine the batches of the set ``name``, under the names that
+        checkpoints and token stores use."""
         later = {"passage_prefix": self.passage_prefix or None, "weight": self.weight, "prompt": self.prompt}
         return {
             "namespace": name,
@@ -260,8 +263,8 @@ class DataSetSettings(Settings):
         }
 
     def stored_metadata(self, name: str, text: TextSettings) -> dict[str, Any]:
-        """What decides the tokens of the set ``name``, as a token store states it, beside a model with these
-        text settings."""
+        """Returns the settings that determine the tokens of the set ``name`` with these text settings, as a
+        token store states them."""
         metadata = self.metadata(name)
         stored = ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")
         return {key: metadata[key] for key in stored if key in metadata} | text.stored_metadata(self.prompt)

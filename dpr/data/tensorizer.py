@@ -1,4 +1,5 @@
-"""Text -> token ids, as checkpoints expect it (the only place that knows the tokenizer)."""
+"""Conversion of text into token ids, as checkpoints expect it. This is the only module that knows the
+tokenizer."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ _IDS_ONLY: dict[str, Any] = {"padding": False, "return_attention_mask": False, "
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is
 # dropped.
 _TEXTS_PER_CALL = 128
-# Of a pair that is cut, it makes every window of the one with every window of the other: gigabytes, where
+# For a pair that is cut, it makes every window of one with every window of the other: gigabytes, if
 # both are long.
 _LONG_TITLE = 4  # characters, in units of the sequence length
 
-# of unknown tokens
+# share of unknown tokens
 SHARE_SAID = 0.05
 _SHARE_REFUSED = 0.5
 _LEAST_TOKENS = 50  # fewer tell nothing about a language
@@ -45,9 +46,8 @@ class Tensorizer:
     """Turns questions and passages into token id lists, with the prompts and the title template of ``text``.
 
     A passage with a title is encoded as the pair (title, text), without one as the text alone; both are cut
-    longest-first to ``sequence_length`` tokens in total. By a title template they are one text. What is cut
-    is never the prompt. Token type ids are never
-    used: all segments are 0, as in DPR.
+    longest-first to ``sequence_length`` tokens in total. With a title template they are one text. The prompt
+    is never cut. Token type ids are never used: all segments are 0, as in DPR.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Tensorizer:
                     f" to {needed} or more"
                 )
         self.text = TextSettings()
-        """Prompts, title template and apostrophe rule; ``present`` sets others."""
+        """Prompts, title template and apostrophe rule; ``present`` replaces them."""
 
     def present(self, text: TextSettings) -> None:
-        """Takes other prompts, another title template or apostrophe rule.
+        """Replaces the prompts, the title template and the apostrophe rule.
 
         Raises:
             ConfigError: a prompt does not fit, or the tokenizer would cut it off.
@@ -107,7 +107,7 @@ class Tensorizer:
         special_tokens: Sequence[str] = (),
         append_eos: bool = False,
     ) -> Tensorizer:
-        """Loads the tokenizer of a Hugging Face model or folder; with ``append_eos`` it ends every sequence
+        """Loads the tokenizer of a Hugging Face model or folder. With ``append_eos`` it ends every sequence
         with its end token. Code in the folder is never run.
 
         Raises:
@@ -131,8 +131,8 @@ class Tensorizer:
         return made
 
     def save(self, folder: Path) -> None:
-        """Writes the tokenizer files into an existing folder, without how the last call cut and padded, which
-        the tokenizer keeps."""
+        """Writes the tokenizer files into an existing folder, without the cutting and padding of the last
+        call, which the tokenizer remembers."""
         saved = copy.deepcopy(self.tokenizer)  # other threads may be using this one
         saved.backend_tokenizer.no_truncation()
         saved.backend_tokenizer.no_padding()
@@ -140,7 +140,8 @@ class Tensorizer:
 
     @property
     def sep_id(self) -> int:
-        """The token between two texts and after the last. Raises ConfigError if the tokenizer has none."""
+        """Returns the id of the token between two texts and after the last. Raises ConfigError if the
+        tokenizer has none."""
         if self.tokenizer.sep_token_id is None:
             raise ConfigError(
                 "encoder.dpr_trailing_sep=true, but the tokenizer has no [SEP]; set it to false"
@@ -149,11 +150,11 @@ class Tensorizer:
 
     @property
     def ends_sequences(self) -> bool:
-        """Whether a special token comes after every text, however long it is."""
+        """True if a special token comes after every text, whatever its length."""
         return self.join_rule is not None and bool(self.join_rule.single[1])
 
     def check_end_token(self) -> None:
-        """Raises ConfigError where the last token of a text would be one of its words."""
+        """Raises ConfigError if the last token of a text would be one of its words."""
         if not self.ends_sequences:
             raise ConfigError(
                 "encoder.pooling=last reads the last token of a text, and the tokenizer puts no end token"
@@ -162,33 +163,33 @@ class Tensorizer:
 
     @property
     def do_lower_case(self) -> bool:
-        """Whether the vocabulary's texts are lower-cased before they are looked up."""
+        """True if texts are lower-cased before they are looked up in the vocabulary."""
         normalizer = self._state().get("normalizer") or {}
         steps = [normalizer, *normalizer.get("normalizers", [])]
         return any(bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in steps)
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the vocabulary, the normalisation rules and the lengths."""
+        """Returns a hash that changes with the vocabulary, the normalisation rules and the lengths."""
         return json_sha256([self._state(), self.sequence_length, self.question_length])[:16]
 
     @property
     def vocabulary_fingerprint(self) -> str:
-        """Changes with everything that decides the tokens of a text before they are cut and special tokens
-        are added."""
+        """Returns a hash that changes with everything that determines the tokens of a text before they are
+        cut and special tokens are added."""
         from tokenizers import __version__
 
         return json_sha256([self._state(), type(self.tokenizer).__name__, __version__])[:32]
 
     @property
     def largest_id(self) -> int:
-        """The largest token id of the vocabulary."""
+        """Returns the largest token id of the vocabulary."""
         return int(max(self.tokenizer.get_vocab().values()))
 
     @cached_property
     def join_rule(self) -> JoinRule | None:
-        """How title and text, tokenised apart, become a sequence; None where this tokenizer shows no such
-        rule."""
+        """Returns the rule that joins title and text, tokenised separately, to a sequence; None if this
+        tokenizer shows no such rule."""
         examples = [
             self.tokenizer(*texts, add_special_tokens=True, verbose=False).encodings[0]
             for texts in (("1",), ("1", "2"))
@@ -197,10 +198,10 @@ class Tensorizer:
         return JoinRule.from_examples(single, pair, cut_start=self.tokenizer.truncation_side == "left")
 
     def check_known(self, tokens: np.ndarray, source: str, *, refuse: bool = True) -> None:
-        """Warns where many tokens of texts stand for what the vocabulary lacks (``unknown_share``).
+        """Warns if many tokens of texts stand for something that the vocabulary lacks (``unknown_share``).
 
         Raises:
-            InputError: most do, and ``refuse``.
+            InputError: most tokens do, and ``refuse`` is set.
         """
         share, count = self.unknown_share(tokens)
         if share <= SHARE_SAID:
@@ -218,11 +219,11 @@ class Tensorizer:
         warn_once(logger, "%s; %s", found, hint)
 
     def unknown_share(self, tokens: np.ndarray) -> tuple[float, int]:
-        """Of tokens that are not special ones, the share that stands for what the vocabulary lacks, and how
-        many there are.
+        """Returns the share of ordinary tokens that stand for something the vocabulary lacks, and the number
+        of ordinary tokens.
 
-        Vocabularies of bytes and characters lack nothing; theirs may have a token of that name that serves as
-        another special one too.
+        Vocabularies of bytes and characters lack nothing. Their token of that name may serve as another
+        special token, too.
         """
         unknown = self.tokenizer.unk_token_id
         count = int((~self._is_special[tokens]).sum())
@@ -240,8 +241,8 @@ class Tensorizer:
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> str:
-        """A question as it is tokenised: after the model's prompt, or that of the name ``prompt``, and
-        ``prefix``."""
+        """Returns a question as it is tokenised: after the model's prompt, or the prompt named ``prompt``,
+        and ``prefix``."""
         before = self.text.question_prompt(prompt) + (prefix or "")
         return decorate_question(
             question, prefix=before, suffix=suffix, plain_apostrophes=self.text.plain_apostrophes
@@ -255,9 +256,9 @@ class Tensorizer:
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> list[list[int]]:
-        """Token ids of questions, special tokens included; ``question_text`` says of which text.
+        """Returns token ids of questions (``question_text``), special tokens included.
 
-        Questions of a token store (token ids) have their prompt, prefix and suffix in them.
+        Questions of a token store (token ids) already contain their prompt, prefix and suffix.
         """
         texts = [
             self.question_text(question, prompt=prompt, prefix=prefix, suffix=suffix)
@@ -275,7 +276,7 @@ class Tensorizer:
         return result
 
     def passage_tokens(self, passages: Sequence[Passage | StoredPassage]) -> list[list[int]]:
-        """Token ids of passages, special tokens included. The text is stripped, the title is not."""
+        """Returns token ids of passages, special tokens included. The text is stripped; the title is not."""
         result: list[list[int]] = [[] for _ in passages]
         texts: list[list[tuple[int, PresentedPassage]]] = [[], []]
         for row, passage in enumerate(passages):
@@ -299,7 +300,7 @@ class Tensorizer:
         return [tokens or self.empty_tokens for tokens in result]
 
     def bare_tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts as they are: without special tokens, whatever the length."""
+        """Returns token ids of texts as they are: without special tokens, at any length."""
         if not texts:
             return []
         encoded = self._tokenize(
@@ -308,10 +309,9 @@ class Tensorizer:
         return [list(tokens) for tokens in encoded["input_ids"]]
 
     def passage_parts(self, passages: Sequence[Passage]) -> list[tuple[list[int] | None, list[int]]]:
-        """Token ids of titles (None: there is none) and texts as a token store keeps them: uncut, without
-        special tokens, the prompt before them. By a title template the first part is all that comes before
-        the text.
-        """
+        """Returns token ids of titles (None for no title) and texts as a token store keeps them: uncut,
+        without special tokens, after the prompt. With a title template the first part is everything before
+        the text."""
         shown = [presented(passage, self.text) for passage in passages]
         if self.text.title_template and passages:
             encoded = self._tokenize(
@@ -335,8 +335,8 @@ class Tensorizer:
         *,
         head: int = 0,
     ) -> list[int]:
-        """As ``passage_tokens``, with a random window of the text in place of its beginning; at most
-        ``max_tokens`` in all.
+        """Returns tokens as ``passage_tokens`` does, with a random window of the text in place of its
+        beginning; at most ``max_tokens`` in all.
 
         The first ``head`` tokens of a text without title, a prefix, stay before the window, as does the
         model's prompt.
@@ -363,10 +363,9 @@ class Tensorizer:
         return list(ids.tolist())
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:
-        """Where each question's vector is read: position 0, a fixed position (the last one of shorter
-        questions), or the first occurrence of a token (0 where it is absent). Raises ConfigError as
-        ``check_selector``.
-        """
+        """Returns the position at which each question's vector is read: 0, a fixed position (the last one of
+        shorter questions), or the first occurrence of a token (0 if it is absent). Raises ConfigError as
+        ``check_selector`` does."""
         self.check_selector(selector)
         if selector is None:
             return [0] * len(sequences)
@@ -394,19 +393,20 @@ class Tensorizer:
 
     @property
     def separates_titles(self) -> bool:
-        """Whether a special token comes between the two texts of a pair."""
+        """True if a special token comes between the two texts of a pair."""
         return self.join_rule is None or bool(self.join_rule.pair[1])
 
     @cached_property
     def empty_tokens(self) -> list[int]:
-        """Stands for a text without any token, which a tokenizer without special tokens makes of an empty
-        one."""
+        """Returns tokens that stand for a text without any token. A tokenizer without special tokens gives
+        none for an empty text."""
         names = ("eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id")
         return [next((token for name in names if (token := getattr(self.tokenizer, name)) is not None), 0)]
 
     @cached_property
     def _is_special(self) -> np.ndarray:
-        """Whether each token id is a special token's; a look-up is a hundred times cheaper than a search."""
+        """Returns, for each token id, whether it is a special token's. A look-up is a hundred times cheaper
+        than a search."""
         is_special = np.zeros(max(self.largest_id, *self.tokenizer.all_special_ids) + 1, dtype=bool)
         is_special[self.tokenizer.all_special_ids] = True
         return is_special
@@ -426,7 +426,7 @@ class Tensorizer:
         return state
 
     def _tokenize(self, *texts: list[str] | None, **options: Any) -> Any:
-        """The tokenizer's own call. Raises InputError for half a character, which it cannot read, and where it
+        """Calls the tokenizer. Raises InputError for half a character, which it cannot read, and if it
         fails."""
         try:
             with panics_caught():

@@ -1,10 +1,10 @@
-"""Text before it is tokenised: cleaned up as in DPR, which checkpoints were trained with, after the prompts of
-the model, and title and text as one text where a template says how; or else tokenised apart and joined as the
-tokenizer joins a pair: special tokens added, cut longest-first.
+"""Text before it is tokenised: cleaned up as in DPR, as checkpoints expect it, and placed after the model's
+prompts. Title and text become one text if a template says so. Otherwise they are tokenised separately and
+joined as the tokenizer joins a pair: special tokens added, cut longest-first.
 
-What the tokenizer puts before, between and after is learned from two examples; how it cuts is the rule of the
-``tokenizers`` library. ``tests/unit/data/test_joining.py`` compares both with tokenizers of several kinds,
-and a token store compares them with its own texts whenever it is opened.
+The special tokens before, between and after the texts are learned from two examples; cutting follows the rule
+of the ``tokenizers`` library. ``tests/unit/data/test_joining.py`` compares both with tokenizers of several
+kinds, and a token store compares them with its own texts whenever it is opened.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def normalize_question(text: str) -> str:
 
 
 def normalize_passage(text: str) -> str:
-    """Newlines to spaces, typographic apostrophes to plain ones, one leading and one trailing double quote
-    removed. Off by default."""
+    """Replaces newlines by spaces and typographic apostrophes by plain ones, and removes one leading and one
+    trailing double quote. Off by default."""
     text = text.replace("\n", " ").replace(TYPOGRAPHIC_APOSTROPHE, "'")
     text = text.removeprefix('"')
     return text.removesuffix('"')
@@ -41,7 +41,7 @@ def normalize_passage(text: str) -> str:
 def decorate_question(
     text: str, *, prefix: str | None = None, suffix: str | None = None, plain_apostrophes: bool = True
 ) -> str:
-    """Appends ``suffix`` unless the question ends with it, then puts the ``prefix`` before it as it is."""
+    """Appends ``suffix`` unless the question ends with it, then prepends ``prefix`` as it is."""
     text = normalize_question(text) if plain_apostrophes else text
     if suffix and not text.endswith(suffix):
         text += suffix
@@ -49,13 +49,14 @@ def decorate_question(
 
 
 def decorate_passage(title: str, text: str, *, prefix: str) -> tuple[str, str]:
-    """Title and text of a passage with ``prefix`` at its beginning: before the title or, without one, before
-    the text."""
+    """Returns title and text of a passage with ``prefix`` at its beginning: before the title or, without one,
+    before the text."""
     return (prefix + title, text) if title else ("", prefix + text.strip())
 
 
 def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: str) -> list[Any]:
-    """One item, or several, as a list, of a table its rows. Raises TypeError for anything of another kind."""
+    """Returns one item, several items, or the rows of a table as a list. Raises TypeError for anything of
+    another kind."""
     if isinstance(given, kinds) and not isinstance(given, Mapping):
         return [given]
     given = rows_of(given)
@@ -72,10 +73,10 @@ def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: st
 
 
 class PresentedPassage(NamedTuple):
-    """A passage as it is tokenised: the pair of ``title`` and ``text``, or ``text`` alone where the title is
+    """A passage as it is tokenised: the pair of ``title`` and ``text``, or ``text`` alone if the title is
     empty.
 
-    ``head``: by a template, the characters of ``text`` that come before the passage's own text.
+    With a template, ``head`` is the number of characters of ``text`` before the passage's own text.
     """
 
     title: str
@@ -84,7 +85,8 @@ class PresentedPassage(NamedTuple):
 
 
 def presented(passage: Passage, text: TextSettings) -> PresentedPassage:
-    """The passage after the model's prompt, by its title template. The text is stripped, the title is not."""
+    """Returns the passage after the model's prompt, by its title template. The text is stripped; the title is
+    not."""
     prompt = text.passage_prompt
     body = passage.text.strip()
     if not passage.title:
@@ -96,10 +98,10 @@ def presented(passage: Passage, text: TextSettings) -> PresentedPassage:
 
 
 def check_room(tokenizer: Any, text: TextSettings, lengths: Mapping[str, int]) -> None:
-    """Raises ConfigError where a prompt would be cut at ``lengths``: lengths by the names of their settings,
-    ``..question_length`` that of questions.
+    """Raises ConfigError if a prompt would be cut at ``lengths``. These are lengths by the names of their
+    settings; ``..question_length`` is that of questions.
 
-    A title, and the prompt before it, may have to do with half the room.
+    A title and the prompt before it may get only half the room.
     """
     of_questions = {f"prompts.{name}": prompt for name, prompt in text.prompts.items()}
     of_questions["query_prompt"] = text.query_prompt
@@ -126,7 +128,7 @@ Segments = Sequence[int | None]
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two sequences of these lengths are kept when ``room`` fit."""
+    """Returns the numbers of tokens to keep of two sequences of these lengths if ``room`` tokens fit."""
     if first + second <= room:
         return first, second
     shorter = min(first, second)
@@ -139,8 +141,8 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class JoinRule:
-    """The special tokens around one sequence and around a pair; ``cut_start`` where a tokenizer cuts from the
-    left."""
+    """The special tokens around one sequence and around a pair. ``cut_start`` is True if the tokenizer cuts
+    from the left."""
 
     single: tuple[list[int], list[int]]
     pair: tuple[list[int], list[int], list[int]]
@@ -150,8 +152,8 @@ class JoinRule:
     def from_examples(
         cls, single: tuple[Sequence[int], Segments], pair: tuple[Sequence[int], Segments], *, cut_start: bool
     ) -> JoinRule | None:
-        """Reads the rule off the token ids and segments (None: special) of a sequence and a pair; None where
-        they show no such rule."""
+        """Derives the rule from the token ids and segments (None: special) of a sequence and a pair. Returns
+        None if they show no such rule."""
         around_one = _specials(*single, count=1)
         around_two = _specials(*pair, count=2)
         if around_one is None or around_two is None:
@@ -159,7 +161,7 @@ class JoinRule:
         return cls((around_one[0], around_one[1]), (around_two[0], around_two[1], around_two[2]), cut_start)
 
     def join(self, title: Sequence[int] | None, text: Sequence[int], max_length: int) -> list[int]:
-        """At most ``max_length`` tokens; ``title`` None: the text alone."""
+        """Returns at most ``max_length`` tokens of title and text; of the text alone if ``title`` is None."""
         if title is None:
             before, after = self.single
             room = max(max_length - len(before) - len(after), 0)
@@ -178,8 +180,9 @@ class JoinRule:
         *,
         head: int = 0,
     ) -> list[int]:
-        """As ``join``, with a random window of the text in place of its beginning; without a title its first
-        ``head`` tokens stay. Of these, or of the title, at most half of what fits is kept."""
+        """Joins as ``join`` does, with a random window of the text in place of its beginning. Without a
+        title, the first ``head`` tokens stay. These tokens, or the title, take at most half of the available
+        length."""
         room = max(max_length - sum(map(len, self.single if title is None else self.pair)), 0)
         first, rest = (text[:head], text[head:]) if title is None else (title, text)
         if len(first) + len(rest) > room:
@@ -198,8 +201,8 @@ class JoinRule:
 
 
 def _specials(tokens: Sequence[int], segments: Segments, *, count: int) -> list[list[int]] | None:
-    """The special tokens before, between and after ``count`` consecutive sequences; None unless each has a
-    token."""
+    """Returns the special tokens before, between and after ``count`` consecutive sequences; None unless each
+    has a token."""
     parts: list[list[int]] = [[]]
     seen: list[int] = []
     for token, segment in zip(tokens, segments, strict=True):

@@ -1,6 +1,6 @@
-"""The tokenizer of a model folder: its files checked before libraries read them, which panic or take all memory
-over some damage, and follow links and names to anywhere; loaded, and given special tokens of DPR in unused slots
-of the vocabulary or an end token behind every text."""
+"""The tokenizer of a model folder. Its files are checked before libraries read them, since these panic or
+take all memory over some damage, and follow links and names to anywhere. Loaded tokenizers can get DPR's
+special tokens in unused slots of the vocabulary, or an end token after every text."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ _OWN = ("encoder_settings.json", "token_frequencies.json")
 _LONGEST_TEXT = 1 << 14
 _GROWTH = {"BertNormalizer": 3, "Metaspace": 2, "ByteLevel": 4}
 _MOST_GROWTH = 250
-"""Characters that a tokenizer's steps may make of one. A table of SentencePiece makes up to 18, and steps that put
-spaces around punctuation 12 of each."""
+"""Most characters that a tokenizer's steps may make from one. A table of SentencePiece makes up to 18, and
+steps that put spaces around punctuation 12 each."""
 
 
 def is_read(name: str) -> bool:
-    """Whether a model or a tokenizer is read from a file of this name in its folder."""
+    """True if a model or a tokenizer is read from a file of this name in its folder."""
     return name in _OWN or any(re.fullmatch(pattern, name) for pattern in _READ)
 
 
 def check_files(folder: Path, *, within: Path | None = None) -> None:
-    """Raises InputError where reading a model folder would leave it, or read texts of a size that no model
+    """Raises InputError if reading a model folder would leave it, or would read texts of a size that no model
     has.
 
-    Links may lead out of it, and so may the names in an index of weights. ``folder`` itself may be a link if
-    a person typed it; what a model folder, ``within``, names is inside that.
+    Links in a model folder may lead out of it, and so may the names in an index of weights. ``folder`` itself
+    may be a link if a person typed it; a folder that the model folder ``within`` names must be inside that.
     """
     if within is not None and not leads_inside(within, folder):
         raise InputError("is a link", file=folder, expected=f"a folder inside {within}")
@@ -101,7 +101,7 @@ def check_files(folder: Path, *, within: Path | None = None) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raises InputError as ``check_files``, and for files that are not JSON objects, an unknown kind of
+    """Raises InputError as ``check_files`` does, and for files that are not JSON objects, an unknown kind of
     vocabulary, names of files elsewhere, and tables that point outside themselves."""
     check_files(folder)
     names = [*_OBJECTS]
@@ -127,8 +127,8 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def check_numbers(values: Any, file: str | Path) -> None:
-    """Raises InputError for numbers of a config that would exhaust memory when a model is made, and for what
-    is not an object."""
+    """Raises InputError for numbers of a config that would exhaust memory when a model is made, and for a
+    config that is not an object."""
     if not isinstance(values, dict):
         raise InputError(f"is {describe(values)}", file=file, expected="an object")
     parts = [values]
@@ -169,7 +169,7 @@ def _fault(state: dict[str, Any]) -> str | None:
 
 
 def steps_of(part: Any) -> list[dict[str, Any]]:
-    """The normalizers, or pre-tokenizers, that texts pass one after the other."""
+    """Returns the normalizers, or pre-tokenizers, that texts pass one after the other."""
     if not isinstance(part, dict):
         return []
     inner = part.get("normalizers", part.get("pretokenizers"))
@@ -177,10 +177,11 @@ def steps_of(part: Any) -> list[dict[str, Any]]:
 
 
 def _growth(steps: Sequence[dict[str, Any]]) -> float:
-    """A bound of the characters that steps, applied in order, make of one; 0 where a table is damaged.
+    """Returns an upper bound of the characters that steps, applied in order, make from one; 0 if a table is
+    damaged.
 
-    Going back from the last step, every character has a bound of what the steps behind make of it. What a step
-    writes is shared out over what it replaces.
+    From the last step to the first, every character has a bound: the characters that the later steps make
+    from it. The output of a step is divided among the characters that it replaces.
     """
     bounds = {"": 1.0}  # this one is that of all other characters
     for step in reversed(steps):
@@ -199,8 +200,8 @@ def _growth(steps: Sequence[dict[str, Any]]) -> float:
 
 
 def _longest_in(charsmap: Any) -> int:
-    """The length of the longest text that the table writes in place of another; 0 where a text could lead the look-up
-    outside the table.
+    """Returns the length of the longest text that the table writes in place of another; 0 if a text could
+    lead the look-up outside the table.
 
     The table is the size of a double array (4 bytes), the array's units of 4 bytes, then texts that end with
     NUL. A unit holds the byte it stands for, the offset to its children, and whether a value, the place of a
@@ -239,8 +240,8 @@ def _longest_in(charsmap: Any) -> int:
 
 
 def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
-    """The tokenizer of a Hugging Face model or folder; a folder is read without the network. Code in it is
-    never run.
+    """Loads the tokenizer of a Hugging Face model or folder. A folder is read without the network. Code in it
+    is never run.
 
     Raises:
         InputError: there is none, or it is damaged.
@@ -307,8 +308,8 @@ def with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:
 
 
 def append_end_token(tokenizer: Any) -> None:
-    """Makes a fast tokenizer end every text and every pair with its end token, where it does not so far. The
-    token counts towards the length, and what is cut is the text.
+    """Makes a fast tokenizer end every text and every pair with its end token, if it does not yet. The token
+    counts towards the length; only the text is cut.
 
     Raises:
         ConfigError: it has no end token.

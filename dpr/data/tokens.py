@@ -1,13 +1,13 @@
-"""A training set's tokens, stored once by several processes; batches are exactly those made from the text.
-Of a corpus, the tokens that pairs are cut from.
+"""A training set's tokens, stored once by several processes. Batches are exactly those made from the text.
+For a corpus, the tokens that pairs are cut from.
 
-Questions are stored with their prompt, prefix and suffix, passages as title and text apart (normalised and
-with a prefix if the set asks for it, after the model's prompt), nothing cut off and without special tokens.
-So one store serves every sequence length, and what is random in training (negatives, cropping, masking) is
-drawn as from the text.
+Questions are stored with their prompt, prefix and suffix, passages as separate title and text (normalised and
+with a prefix if the set asks for it, after the model's prompt). Nothing is cut off, and there are no special
+tokens. So one store serves every sequence length, and the random draws of training (negatives, cropping,
+masking) are the same as from the text.
 
-A row of a corpus's store has one positive, the passage, and as its question the numbers that tell its words
-(docs/file_formats.md).
+A row of a corpus's store has one positive, the passage, and in place of its question the numbers that tell
+its words (docs/file_formats.md).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _LENGTH = _STARTS - 1
 
 
 class _Stored:
-    """A set whose rows come as tokens, in place of the set ``text`` it was made of. Pickles as paths."""
+    """A set whose rows come as tokens instead of as the ``text`` that it was made from. Pickles as paths."""
 
     def __init__(self, text: Any, folder: Path) -> None:
         self.text = text
@@ -105,7 +105,8 @@ class StoredTokens(_Stored):
     text: TrainingSet
 
     def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
-        """As the text's; passages that several rows list may occur more than once."""
+        """Returns the positives that the text gives. Passages that several rows list may occur more than
+        once."""
         return tuple(
             passage
             for other in (row, *self.text.rows_with_same_question(row))
@@ -133,7 +134,7 @@ class StoredTokens(_Stored):
 
 
 class TokensOfWordsError(ConfigError):
-    """A tokenizer does not keep words apart."""
+    """Raised if a tokenizer does not keep words apart."""
 
 
 class TokenRow:
@@ -192,8 +193,8 @@ class StoredPairs(DrawnPairs, _Stored):
         tensorizer: Tensorizer,
         options: DataSetSettings,
     ) -> None:
-        """Stores passages of a corpus, a row each (docs/file_formats.md has the numbers that stand in place of
-        a question).
+        """Stores passages of a corpus, one row each. docs/file_formats.md describes the numbers in place of a
+        question.
 
         Raises:
             TokensOfWordsError: the tokens of a text are not those of its words.
@@ -218,7 +219,7 @@ class StoredPairs(DrawnPairs, _Stored):
 
 
 def _tokens_of_words(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], list[int]]]:
-    """The tokens of each text, and how many each of its words has."""
+    """Returns the tokens of each text, and the number of tokens of each of its words."""
     encoded: Any = tensorizer.tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
     counted = []
     for text, encoding in zip(texts, encoded.encodings, strict=True):
@@ -245,15 +246,15 @@ def open_tokens(
     folder: str | Path | None = None,
     build: bool = True,
 ) -> TrainingSet | PseudoPairs | StoredTokens | StoredPairs:
-    """The stored tokens of a training set, built first if they are missing, stale or damaged; the text itself
-    where that is impossible.
+    """Returns the stored tokens of a training set, built first if they are missing, stale or damaged. Returns
+    the text itself if that is impossible.
 
     Args:
-        text: what ``open_training_set`` returned, or pairs that are cut from a corpus.
-        tensorizer: of the model that is going to be trained or validated.
+        text: a set from ``open_training_set``, or pairs that are cut from a corpus.
+        tensorizer: that of the model to train or validate.
         options: the same that batches are made with; prompt, prefix, suffix, normalisation and the set's name
         are part of what is stored.
-        folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be
+        folder: folder of the stores; default: the cache folder. If it is given, a store that cannot be
         written is an error.
         build: False uses an existing store and never builds one.
 
@@ -322,8 +323,8 @@ def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]
 
 
 class _Parts(Dataset[tuple[int, int]]):
-    """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its
-    tokens."""
+    """The parts of one store. Item i writes part i, completely or not at all, and returns i and the number of
+    its tokens."""
 
     def __init__(
         self,
@@ -355,7 +356,7 @@ class _Parts(Dataset[tuple[int, int]]):
 
 
 def _build(folder: Path, metadata: StoreFacts, parts: _Parts) -> None:
-    """Writes the parts that are missing, in as many processes as there are cores."""
+    """Writes the missing parts, in as many processes as there are cores."""
     parts.steps = steps = Steps(folder, metadata, restart=True)
     if steps.is_complete():
         steps.reopen()

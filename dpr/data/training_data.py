@@ -1,4 +1,4 @@
-"""What a data set has to offer, and the base of user-defined ones."""
+"""The contract of data sets, and the base of user-defined ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SampleSource(Protocol):
     def __getitem__(self, row: int) -> AnySample: ...
 
     def known_positives(self, row: int) -> tuple[AnyPassage | KnownDocument, ...]:
-        """Every passage known to answer the question of this row, its own positives included."""
+        """Returns every passage known to answer the question of this row, including the row's positives."""
         ...
 
 
@@ -54,24 +54,24 @@ OpenedSets = list[tuple[SampleSource, DataSetSettings]]
 
 
 def spread_rows(size: int, count: int) -> list[int]:
-    """``count`` rows that are spread over ``size``, in order; all of them where there are fewer."""
+    """Returns ``count`` row numbers spread over ``size``, in order; all of them if there are fewer."""
     rows: list[int] = np.linspace(0, size - 1, min(count, size)).astype(int).tolist()
     return rows
 
 
 def known_document(sample: AnySample) -> KnownDocument:
-    """Of a pair that was cut from a passage: the document of that."""
+    """Returns the document of the passage that a pair was cut from."""
     (passage,) = sample.positives
     assert isinstance(passage, CutPassage | StoredPassage)
     return KnownDocument((passage.identity[0], WHOLE_DOCUMENT))
 
 
 def opened_sets(sets: Any, name: str) -> list[Any]:
-    """One data set, or each of a list of them, as a ``SampleSource``, or as a pair of that and the options
-    that were given with it.
+    """Returns one data set, or each of a list of them, as a ``SampleSource``, or as a pair of that and the
+    options given with it.
 
-    What ``open_training_set`` takes is opened, named after its file, else ``name``; a list of dictionaries, or
-    of questions with their passages, is one data set. A dictionary names several.
+    Anything that ``open_training_set`` takes is opened and named after its file, else ``name``. A list of
+    dictionaries, or of questions with their passages, is one data set. A dictionary names several.
 
     Raises:
         InputError: as ``open_training_set``.
@@ -108,8 +108,8 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
 
 
 def _is_row(item: Any) -> bool:
-    """Whether this is a dictionary, an InputExample of sentence-transformers, or a question and its passages;
-    texts that look like files are these."""
+    """True for a dictionary, an InputExample of sentence-transformers, or a question and its passages. Texts
+    that look like files are taken for files."""
     if isinstance(item, list | tuple) and len(item) > 1 and all(isinstance(text, str) for text in item):
         return not any(re.fullmatch(r"\S*[./*]\S*", text) or os.path.exists(text) for text in item)
     if isinstance(item, Mapping):
@@ -127,14 +127,14 @@ def _is_pair(item: Any) -> bool:
 
 
 class TrainingData(ABC):
-    """Training or dev samples from anywhere: subclasses define how many there are and what each one is.
+    """Training or dev samples from anywhere: subclasses define their number and each sample.
 
     The same number must always give the same sample, in every process. Named in a configuration
     (``datasets.<name>.reader=my_module:MyData``), the class is called with the list of the entry's files.
     """
 
     name: str = "data"
-    """Used in logs and in the names of metrics; in a configuration the entry's name replaces it."""
+    """Name in logs and of metrics; in a configuration the entry's name replaces it."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -144,8 +144,8 @@ class TrainingData(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the data, so that a run is not resumed on other data. Reads every row once; override
-        it if that takes long."""
+        """Returns a hash that changes with the data, so that a run is not resumed on other data. Reads every
+        row once; override it if that takes long."""
         digest = sha256()
         for row in range(len(self)):
             sample = self[row]
@@ -159,7 +159,7 @@ class TrainingData(ABC):
         return digest.hexdigest()
 
     def known_positives(self, row: int) -> tuple[Passage, ...]:
-        """Every passage known to answer the question of ``row``; they are not its negatives."""
+        """Returns every passage known to answer the question of ``row``; they are not its negatives."""
         return tuple(
             dict.fromkeys(
                 passage

@@ -1,9 +1,9 @@
-"""The words of a text, in scripts that are written without spaces, too; and which texts nearly repeat others.
+"""Words of a text, also in scripts that are written without spaces, and near-duplicates among texts.
 
-In Chinese, Japanese, Thai, Lao, Khmer, Burmese and their like no space tells where a word ends, and Korean
-joins endings to its words. There each two neighbouring characters are a word, as in Lucene's analyser of
-Chinese, Japanese and Korean, and so is a character that stands alone. That takes no dictionary, and cuts a
-question and a text alike wherever their clauses begin.
+In Chinese, Japanese, Thai, Lao, Khmer, Burmese and similar scripts no space tells where a word ends, and
+Korean joins endings to its words. There, each two neighbouring characters are a word, as in Lucene's analyser
+of Chinese, Japanese and Korean; a character that stands alone is a word, too. That takes no dictionary, and
+cuts questions and texts in the same way wherever their clauses begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dpr.core.logs import counted
 from dpr.core.records import composed
 
 WORDS_VERSION = 2
-"""Of this rule. What holds words of another one, such as a saved index, is not to be searched with these."""
+"""Version of this rule. Anything made with words of another version, such as a saved index, must not be
+searched with these."""
 
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Line_Break=SA}\u30fc\uff70"
 """Line break class SA: Thai and its neighbours. The last two: long vowels of Japanese."""
@@ -31,20 +32,20 @@ _MARKS = r"[\p{M}\uff9e\uff9f]*"  # vowels and tones over and under Thai letters
 _CHARACTER = regex.compile(rf"[{_UNSPACED}\p{{Hangul}}]{_MARKS}")
 _STRETCH = regex.compile(rf"(?:{_CHARACTER.pattern})+")
 _WITHOUT = re.compile(r"[\u0000-\u0dff\u1b00-\u2dff]*")
-"""A text that has none of these scripts, told three times as fast as by looking for them."""
+"""A text without any of these scripts. This test is three times as fast as looking for them."""
 # \x1c: as ``re`` has it
 _SPACED = re.compile(r"\S+")
 _WRITTEN = regex.compile(rf"[{_UNSPACED}]{_MARKS}|[^\s\x1c-\x1f{_UNSPACED}]+")
 
 
 def word_spans(text: str, spaced: Any, *, characters: bool = False) -> Iterator[tuple[int, int]]:
-    """Start and end of each word of a text, in their order; two neighbouring characters overlap with the next
-    two.
+    """Yields start and end of each word of a text, in order. Words of two neighbouring characters overlap
+    with the next.
 
     Args:
         spaced: the pattern of words of all other scripts.
-        characters: gives each of the characters that pairs are made of, too, so that a question of a single
-        one finds it.
+        characters: also gives each character of such pairs, so that a question of a single character finds
+        it.
     """
     start = 0
     for stretch in _STRETCH.finditer(text):
@@ -62,19 +63,20 @@ def word_spans(text: str, spaced: Any, *, characters: bool = False) -> Iterator[
 
 
 def split_words(text: str, spaced: Any, *, characters: bool = False) -> list[str]:
-    """The words of a text, as ``word_spans`` finds them."""
+    """Returns the words of a text, as ``word_spans`` finds them."""
     if _WITHOUT.fullmatch(text):
         return list(spaced.findall(text))
     return [text[start:end] for start, end in word_spans(text, spaced, characters=characters)]
 
 
 def written_spans(text: str) -> list[tuple[int, int]]:
-    """Start and end of what stands between white space; in scripts without spaces, of each character."""
+    """Returns start and end of everything between white space; in scripts without spaces, of each
+    character."""
     return [match.span() for match in (_SPACED if text.isascii() else _WRITTEN).finditer(text)]
 
 
 def joined(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """The words of a text at these places: a space between two, unless they touch in the text."""
+    """Joins the words of a text at these places, with a space between two unless they touch in the text."""
     parts: list[str] = []
     for place, (start, end) in enumerate(spans):
         if place and start != spans[place - 1][1]:
@@ -84,7 +86,7 @@ def joined(text: str, spans: Sequence[tuple[int, int]]) -> str:
 
 
 NEAR_DUPLICATE = 0.8
-"""Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
+"""Share of common words (Jaccard) from which two texts count as the same."""
 _WORD = re.compile(r"\w+")
 _ASKS = re.compile(
     r"^\W*(who|whom|whose|what|which|when|where|why|how|is|are|was|were|do|does|did|can|could|should|would|has|have"
@@ -93,24 +95,24 @@ _ASKS = re.compile(
     r"|[?\uff1f\u061f]\s*$",
     re.IGNORECASE,
 )
-"""Of a text that begins with a question word or ends with a question mark."""
+"""A text that begins with a question word or ends with a question mark."""
 
 
 def words_of(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Returns the words of a text."""
     return frozenset(split_words(composed(text).casefold(), _WORD))
 
 
 def jaccard(first: frozenset[Any], second: frozenset[Any]) -> float:
-    """Common members as a share of all; 0 for two empty sets."""
+    """Returns the common members as a share of all; 0 for two empty sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common) if common else 0.0
 
 
 def look_swapped(questions: Sequence[str], passages: Sequence[str]) -> str:
-    """Says so where the columns of questions and passages look swapped; else empty.
+    """Returns a sentence about it if the columns of questions and passages look swapped; else an empty text.
 
-    They do where questions are the longer ones and passages ask more often, or where questions are eight times as
+    They look swapped if questions are longer and passages ask more often, or if questions are eight times as
     long and mostly do not ask.
     """
     sides = (questions, passages)
@@ -122,11 +124,11 @@ def look_swapped(questions: Sequence[str], passages: Sequence[str]) -> str:
 
 
 def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:
-    """For each text, the index of the earliest kept text it nearly repeats, or ``None`` where it is kept
-    itself.
+    """Returns, for each text, the index of the earliest kept text that it nearly repeats, or ``None`` if it
+    is kept itself.
 
     A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard
-    similarity of their sets reaches ``threshold``, above 0. The search is exact, not sampled: two sets that similar
+    similarity of their sets reaches ``threshold``, above 0. The search is exact, not sampled: two such sets
     must share one of their rarest members (prefix filtering as in Bayardo, Ma and Srikant, "Scaling up all
     pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a member of
     its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the
@@ -157,7 +159,8 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
 
 
 def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
-    """The set of each text, its members as numbers that grow with the number of texts they occur in."""
+    """Returns the set of each text. Its members are numbers that grow with the number of texts they occur
+    in."""
     numbers: dict[str | tuple[str, str], int] = {}
     sets = []
     for text in counted(texts, "splitting texts into words", unit="texts"):
