@@ -1,1 +1,1 @@
-"""Every file the toolkit reads or writes, one module each, both ways."""
+"""One module for each file format that the toolkit reads or writes, in both directions."""

@@ -1,8 +1,9 @@
-"""Arrays in ``.npy`` files: mapped and checked, ids of vectors, the number types in which vectors are stored, and sorted
-64-bit hashes of ids, to find rows by id and to prove that no id occurs twice (8 bytes an id in memory).
+"""Arrays in ``.npy`` files, mapped and checked: ids of vectors, the number types in which vectors are stored,
+and sorted 64-bit hashes of ids. The hashes find rows by id and prove that no id occurs twice (8 bytes an id
+in memory).
 
-Every vector is coded alone: there is no pass over the corpus, and the bytes do not depend on what else is
-stored.
+Every vector is coded alone: there is no pass over the corpus, and the bytes do not depend on the other
+vectors.
 
     float32, float16   the numbers
     int8               c = round(x / s) in -127 ... 127 with s = max|x| / 127; read as s * c
@@ -34,13 +35,13 @@ _NARROW = 1 << 32  # bytes of ids up to which 32 bits name a place
 
 
 def array_names(dtype: str) -> tuple[str, ...]:
-    """Names of the arrays that hold the vectors of a chunk."""
+    """Returns names of the arrays that hold the vectors of a chunk."""
     return ("vectors", "scales") if dtype == "int8" else ("vectors",)
 
 
 def encode(vectors: np.ndarray, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Arrays by name for vectors (n, D), n at least 1, and which rows (n,) they cannot hold: not finite, or
-    all zeros."""
+    """Returns arrays by name for vectors (n, D), n at least 1, and two masks (n,) of the rows that they
+    cannot hold: not finite, and all zeros."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if dtype != "int8":
             stored = np.ascontiguousarray(vectors, dtype=_NUMBERS[dtype])
@@ -54,7 +55,7 @@ def encode(vectors: np.ndarray, dtype: str) -> tuple[dict[str, np.ndarray], np.n
 
 
 def _coded(exact: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales, and which rows they cannot hold: not finite, all zeros."""
+    """Returns codes, scales, and masks of the rows that they cannot hold: not finite, and all zeros."""
     scales = np.abs(exact).max(axis=1) / 127
     is_zero = ~exact.any(axis=1) | (scales < _LEAST_SCALE)
     stored = scales.astype("<f4")
@@ -65,14 +66,14 @@ def _coded(exact: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 def decode(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """The vectors (n, D): the array itself for float32 and float16, else float32."""
+    """Returns the vectors (n, D): the array itself for float32 and float16, else float32."""
     if "scales" not in arrays:
         return arrays["vectors"]
     return arrays["vectors"] * np.asarray(arrays["scales"])[:, None]
 
 
 def array_writers(arrays: Mapping[str, np.ndarray]) -> dict[str, Callable[[IO[bytes]], Any]]:
-    """Functions that write arrays as ``.npy`` files, by their names."""
+    """Returns functions that write arrays as ``.npy`` files, by the names of the arrays."""
     return {
         name: partial(np.lib.format.write_array, array=array, allow_pickle=False)
         for name, array in arrays.items()
@@ -80,8 +81,8 @@ def array_writers(arrays: Mapping[str, np.ndarray]) -> dict[str, Callable[[IO[by
 
 
 def map_array(path: Path) -> np.ndarray:
-    """A memory-mapped ``.npy`` file. Its header is checked against the size of the file; nothing is allocated
-    for what it claims.
+    """Maps a ``.npy`` file into memory. Its header is checked against the size of the file, so nothing is
+    allocated for a false claim.
 
     Raises:
         InputError: it is missing, damaged, or holds objects.
@@ -94,7 +95,7 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray:
-    """One of ``array_names``, memory-mapped.
+    """Maps one of ``array_names`` into memory.
 
     Raises:
         InputError: it cannot be read, or is of another type or shape.
@@ -111,13 +112,14 @@ def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray
 
 
 IdChunks = Callable[[], Iterable[np.ndarray]]
-"""Gives ids in order, some (n,) of fixed-width bytes at a time, as often as it is called."""
+"""Function that gives ids in order, some (n,) of fixed-width bytes at a time. It may be called repeatedly."""
 
 
 def pack_ids(chunks: IdChunks) -> np.ndarray:
-    """Ids as one array, as is smaller: fixed-width bytes (n,), or, up to 4 GB, uint8 numbers, all in one row: where
-    each of the ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first number on,
-    and then their bytes. One chunk is in memory at a time, and ``chunks`` is called twice."""
+    """Returns ids as one array, in the smaller of two forms: fixed-width bytes (n,), or, up to 4 GB, a row of
+    uint8 numbers. The row holds the places at which the ids begin and the last one ends, n + 1 little-endian
+    uint32 counted from the first number of the row, and then the bytes of the ids. One chunk is in memory at
+    a time, and ``chunks`` is called twice."""
     empty = np.empty(0, dtype=np.int64)
     lengths = np.concatenate([empty, *(np.char.str_len(ids) for ids in chunks())])
     width = max(int(lengths.max(initial=0)), 1)
@@ -137,12 +139,11 @@ def pack_ids(chunks: IdChunks) -> np.ndarray:
 
 
 class PackedIds:
-    """Ids as ``pack_ids`` gives them; a slice of them, or the ids of some rows, is an array (n,) of
+    """Ids as ``pack_ids`` gives them. A slice of them, or the ids of some rows, is an array (n,) of
     fixed-width bytes.
 
     Raises:
-        InputError: the array holds anything but texts of at most MAX_ID_BYTES bytes; ``file`` is where it
-        comes from.
+        InputError: the array holds anything but texts of at most MAX_ID_BYTES bytes; ``file`` is its source.
     """
 
     def __init__(self, array: np.ndarray, *, file: Path | None = None) -> None:
@@ -166,14 +167,14 @@ class PackedIds:
 
     @classmethod
     def mapped(cls, file: Path) -> PackedIds:
-        """Those of a file, memory-mapped; raises InputError also where it cannot be read."""
+        """Returns the ids of a file, memory-mapped. Raises InputError also if the file cannot be read."""
         return cls(map_array(file), file=file)
 
     def __len__(self) -> int:
         return self._size
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """All of them in order, some (n,) at a time."""
+        """Yields all ids in order, some (n,) at a time."""
         return (self[start : start + _IDS_AT_ONCE] for start in range(0, self._size, _IDS_AT_ONCE))
 
     def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
@@ -220,20 +221,20 @@ class ArraySource:
         return int(self.vectors.shape[1])
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids (n,) of dtype 'S' and vectors (n, D), all at once."""
+        """Yields ids (n,) of dtype 'S' and vectors (n, D), all at once."""
         yield self.ids, self.vectors
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and vectors (n, D) at these rows."""
+        """Returns ids and vectors (n, D) at these rows."""
         return self.ids[rows], self.vectors[rows]
 
     def id_chunks(self) -> Iterator[np.ndarray]:
-        """The ids alone."""
+        """Yields the ids alone."""
         yield self.ids
 
 
 class HashIndex:
-    """Rows by 64-bit hashes: (2, n) uint64, the sorted hashes and their rows, memory-mapped."""
+    """Index of rows by 64-bit hashes: (2, n) uint64, the sorted hashes and their rows, memory-mapped."""
 
     def __init__(self, path: Path) -> None:
         # Plain views: taking an element of a memmap makes another memmap, which costs some microseconds.
@@ -246,7 +247,7 @@ class HashIndex:
         np.save(path, np.stack([hashes[order], order]))
 
     def rows(self, wanted: int) -> Iterator[int]:
-        """The rows with this hash, ascending."""
+        """Yields the rows with this hash, ascending."""
         index = int(np.searchsorted(self.hashes, np.uint64(wanted)))
         while index < len(self.hashes) and self.hashes[index] == wanted:
             yield int(self._rows[index])
@@ -254,18 +255,19 @@ class HashIndex:
 
 
 def repeated_hashes(hashes: np.ndarray) -> np.ndarray:
-    """The hashes that occur more than once."""
+    """Returns the hashes that occur more than once."""
     ordered = np.sort(hashes)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
 def rows_of_repeated(hashes: np.ndarray) -> list[int]:
-    """The rows whose hash another row has too, ascending."""
+    """Returns the rows whose hash another row also has, ascending."""
     return np.flatnonzero(np.isin(hashes, repeated_hashes(hashes))).tolist()
 
 
 def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:
-    """An id that occurs twice in arrays of byte strings. The sources are read a second time if needed."""
+    """Returns an id that occurs twice in arrays of byte strings, or None. The sources are read a second time
+    if needed."""
     hashes = [hash_ids(ids) for source in sources for ids in source()]
     suspects = repeated_hashes(np.concatenate(hashes)) if hashes else np.empty(0)
     if not len(suspects):
@@ -281,7 +283,7 @@ def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> st
 
 
 def hash_ids(ids: np.ndarray) -> np.ndarray:
-    """64-bit hashes (uint64) of fixed-width byte strings; the width, that is, trailing NULs, makes no
+    """Returns 64-bit hashes (uint64) of fixed-width byte strings. The width, that is, trailing NULs, makes no
     difference."""
     rows = np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), -1)
     state = np.full(len(ids), 0xCBF29CE484222325, dtype=np.uint64)

@@ -1,5 +1,6 @@
-"""Arrow and Parquet: rows of other tools' files and of Hugging Face ``datasets`` folders, read batch by batch; and own
-rows in a memory-mapped stream of record batches (also readable with ``datasets.Dataset.from_file``)."""
+"""Arrow and Parquet files. Rows of other tools' files and of Hugging Face ``datasets`` folders are read batch
+by batch; own rows are kept in a memory-mapped stream of record batches, also readable with
+``datasets.Dataset.from_file``."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _BATCH_ROWS = 256
 def write_batches(
     file: Path, schema: pa.Schema, rows: Iterable[Sequence[Any]], size_of: Callable[[Any], int]
 ) -> None:
-    """Writes rows, each a value per column; ``size_of`` gives the characters of one. One batch is held in
-    memory."""
+    """Writes rows, each with a value per column. ``size_of`` gives the number of characters of a row. One
+    batch is held in memory."""
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
 
         def write() -> None:
@@ -50,7 +51,7 @@ def write_batches(
 
 
 class MappedBatches:
-    """The batches of a file that ``write_batches`` wrote. Nothing is copied before it is asked for."""
+    """Batches of a file written by ``write_batches``. Nothing is copied before it is requested."""
 
     def __init__(self, file: Path) -> None:
         with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
@@ -61,11 +62,12 @@ class MappedBatches:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def block_ends(self) -> list[int]:
-        """Row numbers where the batches end (some MB of text each); the last is the number of rows."""
+        """Returns row numbers where the batches end (some MB of text each); the last is the number of
+        rows."""
         return [int(end) for end in self._ends]
 
     def find(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """The batch that holds a row, and the row's place in it."""
+        """Returns the batch that holds a row, and the row's place in it."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         number = int(np.searchsorted(self._ends, row, side="right"))
@@ -73,17 +75,17 @@ class MappedBatches:
 
 
 def is_arrow(path: Path) -> bool:
-    """Whether this is a Parquet file, an Arrow file, or a folder of such."""
+    """True for a Parquet file, an Arrow file, or a folder of such files."""
     if path.is_dir():
         return bool(_files_inside(path))
     return _magic(path).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
 
 
 def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    """File, row number (from 1) and values of every row.
+    """Yields file, row number (from 1) and values of every row.
 
-    A folder is what ``save_to_disk`` wrote, or holds Parquet files; the split of a file is the beginning of its name
-    (``train-00000-of-00001``) or its folder.
+    A folder is the output of ``save_to_disk``, or holds Parquet files. The split of a file is the beginning
+    of its name (``train-00000-of-00001``) or its folder.
 
     Raises:
         InputError: a damaged file; the split does not exist.
@@ -99,7 +101,7 @@ def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict
 
 
 def column_names(path: Path) -> list[str]:
-    """Column names of a file, or of the first one in a folder, whatever its split."""
+    """Returns the column names of a file, or of the first file in a folder, whatever its split."""
     file = _files_inside(path)[0] if path.is_dir() else path
     with _reading(file):
         if _magic(file).startswith(b"PAR1"):
@@ -118,12 +120,13 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def _files_inside(folder: Path) -> list[Path]:
-    """Not those that ``datasets`` keeps beside its data for itself."""
+    """Returns the data files of a folder, without those that ``datasets`` keeps beside its data for
+    itself."""
     return sorted([*folder.rglob("*.parquet"), *folder.rglob("data-*.arrow")])
 
 
 def arrow_files(path: Path, split: str = "") -> list[Path]:
-    """The files of one split, in the order of their names."""
+    """Returns the files of one split, sorted by name."""
     if not path.is_dir():
         return [path]
     by_split: dict[str, list[Path]] = {}
@@ -164,7 +167,8 @@ def _magic(path: Path) -> bytes:
 
 
 def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
-    """The part of a folder to read: ``split``, else train, else the only one; a test set must be named.
+    """Returns the part of a folder to read: ``split``, else train, else the only one. A test set must be
+    named.
 
     Raises:
         InputError: the folder has no such split.

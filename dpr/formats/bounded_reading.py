@@ -1,8 +1,9 @@
-"""The documents of a folder, read in a process of its own, which bounds the time and the memory that each may take.
-One that exceeds them, or crashes its parser, ends the process, and the next is read by another.
+"""Reading of a folder's documents in a separate process that bounds the time and memory of each document. A
+document that exceeds them, or crashes its parser, ends the process; another process reads the next one.
 
-This module is the program of the process. A line of JSON names a file, and a line answers it: nothing else is shared,
-so that any program can read documents, whatever its threads and its main module. The process ends with the program.
+This module is the program of that process. A line of JSON names a file, and a line answers it. Nothing else
+is shared, so that any program can read documents, whatever its threads and its main module. The process ends
+with the program.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from dpr.formats.document_files import read_document
 from dpr.formats.documents import Block, Document, Section
 
 _SECONDS = 10, 60
-"""Of a processor, for a document and for each MB: a PDF of 1 MB may have 500 pages of text, ten of which are read in a
-second."""
+"""Processor seconds for a document and for each MB. A PDF of 1 MB may have 500 pages of text, ten of which
+are read in a second."""
 _MEMORY = 1024, 30
-"""MB; the packages take 150."""
+"""Memory in MB for a document and for each MB of it; the packages take 150."""
 _REASON = (
     f"takes more than {_SECONDS[0]} seconds or {_MEMORY[0]} MB of memory, with {_SECONDS[1]} seconds and {_MEMORY[1]} MB"
     " more for each MB of the file, or crashes its parser"
@@ -34,7 +35,7 @@ _REASON = (
 
 
 def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document | str]]:
-    """The documents with their names, in order; in place of one that cannot be read, the reason."""
+    """Yields the documents with their names, in order; for one that cannot be read, the reason instead."""
     waiting = dict(files)
     while waiting:
         with subprocess.Popen(
@@ -68,7 +69,7 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
 
 
 def _serve() -> None:
-    """Answers requests until there are no more: with a document, or the reason why it cannot be read."""
+    """Answers requests until there are no more: with a document, or with the reason why it cannot be read."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # what a parser prints is no answer
     with suppress(AttributeError):  # Linux; elsewhere it ends when its document is read

@@ -1,5 +1,5 @@
-"""Checkpoint folders: what a model needs to be used anywhere, and what a run needs to resume. No pickle,
-every file hashed.
+"""Checkpoint folders: the files that any use of a model needs, and those from which a run resumes. No pickle;
+every file is hashed.
 
 Only checkpoints of a training run have the last five files. The manifest is written last.
 
@@ -58,18 +58,18 @@ STATE_FILE = "trainer_state.json"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 RUN_FOLDER = "model"
-"""The run that trained the model, in the folder of a command that does more."""
+"""Folder of the run that trained the model, inside the folder of a larger command."""
 VERDICT_FILE = "verdict.json"
 METRICS_LINES = "metrics.jsonl"
 METRICS_RECORD = "metrics_lines"
-"""Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines
-follow."""
+"""Key in ``run.json`` of size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines follow."""
 FILES_RECORD = "files"
-"""Under this key, once the run has ended, those of the other JSON files beside it, by name."""
+"""Key in ``run.json``, once the run has ended, of size and SHA-256 of the other JSON files beside it, by
+name."""
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether this toolkit wrote the folder (complete or not)."""
+    """True if this toolkit wrote the folder (complete or not)."""
     return (folder / MODEL_FILE).is_file() and (folder / SETTINGS_FILE).is_file()
 
 
@@ -126,7 +126,7 @@ def check_whole(folder: Path) -> None:
 
 
 def metrics_lines(file: Path) -> Iterator[str | None]:
-    """The lines of a ``metrics.jsonl``, without newline; None for one that is longer than any line of
+    """Yields the lines of a ``metrics.jsonl``, without newline; None for a line longer than any line of
     metrics.
 
     Raises:
@@ -138,21 +138,21 @@ def metrics_lines(file: Path) -> Iterator[str | None]:
 
 
 def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
-    """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file
-    counts as empty."""
+    """Returns size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all). A
+    missing file counts as empty."""
     file = run / METRICS_LINES
     content = file.read_bytes()[:size] if file.exists() else b""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_run(run: Path, metadata: Mapping[str, Any]) -> None:
-    """Writes ``run.json``, which has a SHA-256 of itself."""
+    """Writes ``run.json`` with a SHA-256 of itself."""
     write_json(run / RUN_FILE, sealed(metadata))
 
 
 def seal_run(run: Path) -> None:
-    """At the end of a run, notes in ``run.json`` what the other JSON files of its folder hold, but those that have a
-    checksum beside them."""
+    """Records in ``run.json``, at the end of a run, the contents of the other JSON files of its folder,
+    except those that have a checksum beside them."""
     if (run / RUN_FILE).is_file():
         files = {
             file.name: describe_file(file)
@@ -163,8 +163,8 @@ def seal_run(run: Path) -> None:
 
 
 def run_problems(run: Path) -> dict[str, list[str]]:
-    """Problems of those files of a run's folder, beside its checkpoints, that ``run.json`` knows, by name;
-    empty lists are good."""
+    """Returns, by name, the problems of those files of a run's folder, besides its checkpoints, that
+    ``run.json`` records. Empty lists are good."""
     problems: dict[str, list[str]] = {}
     try:
         metadata = read_json(run / RUN_FILE)
@@ -186,8 +186,8 @@ def run_problems(run: Path) -> dict[str, list[str]]:
 
 
 def metrics_problems(run: Path) -> list[str] | None:
-    """Problems of a run's ``metrics.jsonl`` up to its last checkpoint; None where ``run.json`` does not
-    record it."""
+    """Returns the problems of a run's ``metrics.jsonl`` up to its last checkpoint, or None if ``run.json``
+    does not record it."""
     try:
         metadata = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
         if not isinstance(metadata, dict) or METRICS_RECORD not in metadata:
@@ -202,7 +202,7 @@ def metrics_problems(run: Path) -> list[str] | None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The encoder settings of a checkpoint."""
+    """Returns the encoder settings of a checkpoint."""
     settings = read_json(folder / SETTINGS_FILE)
     if not isinstance(settings, dict):
         raise CheckpointError(f"is {describe(settings)}", file=folder / SETTINGS_FILE, expected="an object")
@@ -215,7 +215,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
-    """The checkpoints of a run, newest (highest step) first."""
+    """Returns the checkpoints of a run, newest (highest step) first."""
     found = []
     for path in output_dir.glob(f"{name}.step*"):
         step = path.name.removeprefix(f"{name}.step")
@@ -225,7 +225,7 @@ def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
 
 
 def warn_of_verdict(checkpoint: Path) -> None:
-    """Says where the best checkpoint of a run was found worse than what the run started from."""
+    """Warns if the best checkpoint of a run was found worse than the model it started from."""
     with suppress(DprError):
         found = read_json(checkpoint.parent / VERDICT_FILE)
         verdict = found if isinstance(found, dict) else {}
@@ -235,8 +235,8 @@ def warn_of_verdict(checkpoint: Path) -> None:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no
-    best. The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
+    """Returns a checkpoint folder as it is; for a run folder, its best checkpoint or, without one, its last.
+    The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
 
     Raises:
         CheckpointError: there is none.
@@ -264,18 +264,19 @@ TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 
 @dataclass(frozen=True, slots=True)
 class TokenFrequencies:
-    """``passages``: how many were counted; ``passages_with`` (V,) int64: how many of them hold each token, by
-    token id; ``mean_length`` of a passage in tokens, 0 where it was not counted."""
+    """Numbers of passages that hold each token. ``passages`` is the number of passages counted;
+    ``passages_with`` (V,) int64 is the number of them that hold each token, by token id. ``mean_length`` is
+    the mean number of tokens of a passage, 0 if it was not counted."""
 
     passages: int
     passages_with: np.ndarray
     mean_length: float = 0.0
 
     def idf(self) -> np.ndarray:
-        """BM25's inverse document frequency of every token, (V,) float64: log(1 + (N - n + 1/2) / (n + 1/2)).
+        """Returns BM25's inverse document frequency of every token, (V,) float64.
 
-        It is positive, next to 0 for what stands in every passage, such as [CLS], and greatest for tokens
-        that were never seen.
+        It is log(1 + (N - n + 1/2) / (n + 1/2)): positive, close to 0 for tokens that occur in every passage,
+        such as [CLS], and greatest for tokens that never occurred.
         """
         with_it = self.passages_with
         return np.log1p((self.passages - with_it + 0.5) / (with_it + 0.5))
@@ -291,7 +292,7 @@ class TokenFrequencies:
 
     @classmethod
     def read(cls, folder: Path, *, vocab_size: int) -> TokenFrequencies | None:
-        """Those of a folder; None where it has none.
+        """Returns the frequencies of a folder, or None if it has none.
 
         Raises:
             InputError: the file is damaged, or counts another vocabulary than one of ``vocab_size`` tokens.

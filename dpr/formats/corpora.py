@@ -57,12 +57,12 @@ Columns = tuple[int, int, int]
 
 
 def is_json_name(path: str | Path) -> bool:
-    """Whether a file name is that of JSON, with or without ``.gz``."""
+    """True if a file name is that of JSON, with or without ``.gz``."""
     return str(path).lower().removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
 
 
 def is_csv_name(path: Path) -> bool:
-    """Whether commas may separate the columns of a file of this name, with or without ``.gz``."""
+    """True if commas may separate the columns of a file of this name, with or without ``.gz``."""
     return path.name.lower().removesuffix(".gz").endswith(".csv")
 
 
@@ -76,15 +76,15 @@ def read_passages(
     start: int = 0,
     stop: int | None = None,
 ) -> Iterator[Passage]:
-    """Passages number ``start`` to ``stop`` of a file, in order.
+    """Yields passages number ``start`` to ``stop`` of a file, in order.
 
-    TSV as DPR reads it: quoting as in ``dpr.formats.delimited``; in a quoted file all ``"`` around the text
-    are stripped. A first row that names columns of ids and texts (``id``, ``docid``, ``pid``; ``text``,
-    ``contents``, ``passage`` ...) is a header, there and wherever it is repeated, and says where they are,
-    unless others than the default are given. There are no titles if ``title_col`` is negative or beyond the
-    row. Empty texts are passed on. A .csv file without a tab in its first line is separated by commas. Names
-    in .json/.jsonl and .parquet hold records: BEIR's ``_id``, ``title``, ``text``, or other tools' names for
-    these (``dpr.formats.delimited``). Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix
+    TSV is read as DPR reads it, quoted as in ``dpr.formats.delimited``; in a quoted file all ``"`` around the
+    text are stripped. A first row that names columns of ids and texts (``id``, ``docid``, ``pid``; ``text``,
+    ``contents``, ``passage`` ...) is a header, also where it is repeated. It sets the columns unless others
+    than the default are given. There are no titles if ``title_col`` is negative or beyond the row. Empty
+    texts are passed on. A .csv file without a tab in its first line is separated by commas. Files in
+    .json/.jsonl and .parquet hold records: BEIR's ``_id``, ``title``, ``text``, or other tools' names for
+    these (``dpr.formats.delimited``). Files are plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix
     included.
 
     Raises:
@@ -124,10 +124,10 @@ def check_unique_ids(file: Path, columns: Columns = DEFAULT_COLUMNS) -> int:
 
 
 def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
-    """Writes a corpus, TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed.
-    Returns how many.
+    """Writes a corpus: TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed.
+    Returns the number of passages.
 
-    Where a passage was taken from is written in JSON lines only, into BEIR's object ``metadata``.
+    The source of a passage is written only in JSON lines, into BEIR's object ``metadata``.
 
     Raises:
         InputError: a passage that would not be read back the same (no id; in TSV also one like the header, or
@@ -175,8 +175,8 @@ def require_word(value: str, file: Path) -> None:
 
 @contextmanager
 def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator[IO[str]]:
-    """A durable UTF-8 text file; ``.gz`` is packed (without a time stamp, so that equal content gives equal
-    bytes)."""
+    """Opens a durable UTF-8 text file; ``.gz`` is packed, without a time stamp, so that equal content gives
+    equal bytes."""
     try:
         if path.name.endswith(".gz"):
             with (
@@ -195,12 +195,13 @@ def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterat
 
 
 def has_records(path: Path) -> bool:
-    """Whether a corpus of this name holds records with named fields, JSON, Parquet or Arrow, and is no table."""
+    """True if a corpus of this name holds records with named fields (JSON, Parquet or Arrow) and is not a
+    table."""
     return is_json_name(path) or path.suffix.lower() in (".parquet", ".arrow") or path.is_dir()
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and value of every record of such a file, in the order of its passages."""
+    """Returns line and value of every record of such a file, in the order of its passages."""
     if is_json_name(path):
         return iter_json_objects(path)
     from dpr.formats.arrow_files import arrow_rows  # for this format alone
@@ -209,8 +210,8 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tuple[int, Passage, Any]]:
-    """Line, passage, and what a record has as ``answers`` (of questions) of every row; ``columns`` of id, text and
-    title are those of a table."""
+    """Yields line, passage, and the value of ``answers`` (of questions) of every row. ``columns`` of id, text
+    and title are those of a table."""
     if has_records(path):
         for line, value in read_records(path):
             with located(path, line):
@@ -245,7 +246,7 @@ def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tup
 
 
 def passage_of(record: Any, number: str = "") -> Passage:
-    """Returns the passage in a text, a dictionary or a Passage, with the id ``number`` where it has none.
+    """Returns the passage in a text, a dictionary or a Passage, with the id ``number`` if it has none.
 
     Raises:
         ValueError: it is none of these, or a value of the dictionary cannot be used.
@@ -262,8 +263,8 @@ def passage_of(record: Any, number: str = "") -> Passage:
 
 
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:
-    """The id under the first of ``names`` that the record has, as a string; ``default`` if there is none or
-    it is null.
+    """Returns the id under the first of ``names`` that the record has, as a string; ``default`` if there is
+    none or it is null.
 
     Raises:
         ValueError: there is no usable id.
@@ -276,15 +277,15 @@ def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None
 
 
 def field_of(record: Mapping[str, Any], name: str) -> Any:
-    """A field of a record, or of BEIR's object ``metadata`` in it; None where neither has it."""
+    """Returns a field of a record, or of BEIR's object ``metadata`` in it; None if neither has it."""
     value = record.get(name)
     inner = record.get("metadata")
     return inner.get(name) if value is None and isinstance(inner, Mapping) else value
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin | None:
-    """Where a passage was taken from: ``file``, ``heading``, ``line`` and ``url`` of its record. None where it
-    names neither file nor address; what is of another type counts as absent."""
+    """Returns the source of a passage, from ``file``, ``heading``, ``line`` and ``url`` of its record.
+    Returns None if the record names neither file nor address. Values of other types count as absent."""
     if not record.get("metadata") and "file" not in record and "url" not in record:
         return None  # the most common record, said at once
 
@@ -303,7 +304,7 @@ def origin_of(record: Mapping[str, Any]) -> Origin | None:
 
 
 def origin_record(origin: Origin) -> dict[str, Any]:
-    """The object ``metadata`` that ``origin_of`` reads back."""
+    """Returns the object ``metadata`` that ``origin_of`` reads back."""
     record: dict[str, Any] = {}
     if origin.file:
         record = {"file": origin.file, "heading": origin.heading, "line": origin.line}
@@ -313,8 +314,8 @@ def origin_record(origin: Origin) -> dict[str, Any]:
 
 
 def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
-    """The values of the fields ``kinds``, name -> kind, for every passage of a corpus in order; None where a
-    record has none.
+    """Yields the values of the fields ``kinds`` (name -> kind) for every passage of a corpus, in order; None
+    for a field that a record does not have.
 
     Raises:
         InputError: the corpus has no named fields, or a value is of another kind (file and line).
@@ -332,8 +333,8 @@ def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, .
 
 
 def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a passage's record besides id, title and text, those of BEIR's object
-    ``metadata`` among them."""
+    """Returns the fields of a passage's record besides id, title and text, including those of BEIR's object
+    ``metadata``."""
     read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
     read |= {"_id", "id", "title", "text", "metadata"}
     found = {name: value for name, value in record.items() if name not in read}
@@ -352,7 +353,7 @@ def kind_of(value: Any) -> str:
 
 
 def checked_field(name: str, kind: str, value: Any) -> Any:
-    """A value as it is compared; ValueError where it is of another kind."""
+    """Returns a value as it is compared. Raises ValueError if it is of another kind."""
     if value is None:
         return None
     is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")

@@ -1,10 +1,11 @@
 """Delimited files (corpora, questions, pairs, judgements): the fields of every row, by one rule of quoting
-for all commands; and the names of columns and keys, there and in the records of this and of other toolkits.
+for all commands. Also the names of columns and keys, in these files and in the records of this and other
+toolkits.
 
-A tab separates fields, or a comma or semicolon where the header or the name of the file says so, or the sign that
-a first line such as ``sep=;`` names. Whether quotes are those of a csv file or text is decided for the whole file by
-its first megabyte. In a csv file they must be right, or the row is refused; a field in quotes may go on over lines.
-In any other file a newline ends a row, and quotes are text.
+A tab separates fields, or a comma or semicolon if the header or the name of the file says so, or the sign
+that a first line such as ``sep=;`` names. The first megabyte determines, for the whole file, whether quotes
+are those of a csv file or text. In a csv file they must be right, or the row is refused; a quoted field may
+span lines. In any other file a newline ends a row, and quotes are text.
 """
 
 from __future__ import annotations
@@ -61,25 +62,27 @@ ALL_NAMES = {
 }
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
 _STATED = re.compile(r'"?sep=([,;])"?\s*')
-"""A first line by which Excel is told what separates fields."""
+"""A first line that tells Excel the separator of fields."""
 _HEAD_CHARACTERS = 2**20
 _ENCLOSED = re.compile(r'(?<![^\t])"((?:[^"]|"")*)"(?![^\t])')  # a whole field between tabs
 
 
 def keys_of(record: Mapping[str, Any]) -> str:
-    """The keys of a record, as messages show them."""
+    """Returns the keys of a record, as messages show them."""
     shown = ", ".join(map(str, list(record)[:12]))
     return shown + (" ..." if len(record) > 12 else "") if record else "none"
 
 
 def name_in(record: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The first of ``names`` that the record has with more than null, else with null, else empty."""
+    """Returns the first of ``names`` under which the record has a value other than null; else the first that
+    it has at all; else an empty text."""
     filled = next((name for name in names if record.get(name) is not None), "")
     return filled or next((name for name in names if name in record), "")
 
 
 def require_name(record: Mapping[str, Any], names: Sequence[str], what: str) -> str:
-    """As ``name_in``; ValueError says which keys the record has where it has none of ``names``."""
+    """Returns a name as ``name_in`` does. If the record has none of ``names``, raises ValueError with the
+    keys that it has."""
     if name := name_in(record, names):
         return name
     listed = ", ".join(dict.fromkeys(names))
@@ -89,12 +92,13 @@ def require_name(record: Mapping[str, Any], names: Sequence[str], what: str) -> 
 
 
 def normal_name(field: str) -> str:
-    """The name of a column in small letters, words joined by underscores: ``Query-ID`` is ``query_id``."""
+    """Returns the name of a column in small letters, words joined by underscores: ``Query-ID`` gives
+    ``query_id``."""
     return field.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 def are_names(row: Sequence[str]) -> bool:
-    """Whether a row may be a header: each field is one word or two, or empty as above a column of row
+    """True if a row may be a header: each field is one word or two, or empty as above a column of row
     numbers."""
     return any(row) and all(not field or _COLUMN_NAME.fullmatch(field.strip()) for field in row)
 
@@ -102,8 +106,8 @@ def are_names(row: Sequence[str]) -> bool:
 def named_columns(
     row: Sequence[str], needed: Mapping[str, tuple[str, ...]], optional: Mapping[str, tuple[str, ...]]
 ) -> dict[str, int] | None:
-    """The columns that a header names, by role, in any order; None if the row is no header, or lacks a name
-    that is known and needed."""
+    """Returns the columns that a header names, by role, in any order; None if the row is no header, or lacks
+    a known name that is needed."""
     if not are_names(row):
         return None
     names = [normal_name(field) for field in row]
@@ -122,21 +126,22 @@ def named_columns(
 
 @dataclass(frozen=True, slots=True)
 class TableForm:
-    """What the beginning of a file says of its rows."""
+    """Form of a file's rows, as its beginning shows it."""
 
     delimiter: str = "\t"
     is_quoted: bool = False
-    """Whether it is a csv file; else quotes are text."""
+    """True for a csv file; otherwise quotes are text."""
     first: list[str] = field(default_factory=list)
-    """The first row's fields."""
+    """Fields of the first row."""
 
 
 def table_form(path: Path, *, commas: bool = False) -> TableForm:
-    """The form of a file's rows; ``commas``, or semicolons, may separate them without a header too.
+    """Returns the form of a file's rows. With ``commas``, commas or semicolons may separate them without a
+    header, too.
 
     Raises:
-        InputError: what ``iter_lines`` raises; wrong quotes in the first row of a csv file; a header that names a
-        known column twice.
+        InputError: as ``iter_lines`` raises it; wrong quotes in the first row of a csv file; a header that
+        names a known column twice.
     """
     form = form_of(iter_lines(path), path, commas=commas)
     names = [normal_name(name) for name in form.first]
@@ -149,7 +154,7 @@ def table_form(path: Path, *, commas: bool = False) -> TableForm:
 
 
 def table_rows(path: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
-    """The fields of every row, with the line that the row ends on. Blank lines are skipped.
+    """Yields the fields of every row, with the line on which the row ends. Blank lines are skipped.
 
     Raises:
         InputError: wrong quotes in a csv file, or what ``iter_lines`` raises.
@@ -158,7 +163,7 @@ def table_rows(path: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
 
 
 def rows_of(lines: Iterable[tuple[int, str]], form: TableForm, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """``table_rows`` of numbered lines, counted from 1."""
+    """Yields ``table_rows`` of numbered lines, counted from 1."""
     if not form.is_quoted:
         for line, text in lines:
             if text:
@@ -186,7 +191,7 @@ def rows_of(lines: Iterable[tuple[int, str]], form: TableForm, path: Path) -> It
 
 
 def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = False) -> TableForm:
-    """The form of the rows that begin with these lines."""
+    """Returns the form of the rows that begin with these lines."""
     head: list[tuple[int, str]] = []
     left = _HEAD_CHARACTERS
     for line, text in lines:
@@ -208,8 +213,8 @@ def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = Fals
 
 
 def _delimiter(texts: Sequence[str], *, commas: bool) -> str:
-    """What separates the fields of lines the first of which has no tab: the sign that cuts the header, and of two that
-    do the one by which more rows are as long. Under a title, all rows have to be."""
+    """Returns the separator of lines whose first has no tab: the sign that splits the header. If two signs
+    do, it is the one that gives more rows of equal length. Below a title, all rows must have equal length."""
     csv.field_size_limit(MAX_LINE_BYTES)
     found = "\t"
     most = False, 0, 0
@@ -229,7 +234,7 @@ def _delimiter(texts: Sequence[str], *, commas: bool) -> str:
 
 
 def _has_csv_quotes(texts: Sequence[str]) -> bool:
-    """Whether a csv writer has put the quotes into these lines, which tabs separate."""
+    """True if a csv writer has put the quotes into these lines, which tabs separate."""
     if not any('\t"' in text or text.startswith('"') for text in texts):
         return False
     widths: set[int] = set()
@@ -250,6 +255,6 @@ def _has_csv_quotes(texts: Sequence[str]) -> bool:
 def wrong_columns(
     file: Path, line: int, row: Sequence[str], form: TableForm, expected: str, *, hint: str
 ) -> InputError:
-    """The error of a row with another number of columns; names the delimiter."""
+    """Returns the error of a row with another number of columns; it names the delimiter."""
     hint = f"columns are separated by {_SEPARATORS[form.delimiter]}; {hint}"
     return InputError(f"{len(row)} columns", file=file, line=line, expected=expected, hint=hint)

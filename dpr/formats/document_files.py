@@ -1,9 +1,9 @@
-"""The files of documents: which reader belongs to which, and those that libraries read, all of the extra
-``documents``: HTML, Word, PowerPoint and EPUB, which markitdown writes as Markdown; Excel row by row; PDF page by page.
+"""Files of documents and the reader of each. Libraries read those of the extra ``documents``: HTML, Word,
+PowerPoint and EPUB, which markitdown writes as Markdown; Excel row by row; PDF page by page.
 
-Nothing is fetched: the converters are given bytes and no address, and the link to another file in a document is
-text. An archive may unpack to ``MOST_UNPACKED`` bytes; what else a document may take is bounded in
-dpr/formats/bounded_reading.py.
+Nothing is fetched: the converters get bytes and no address, and a document's link to another file is text. An
+archive may unpack to ``MOST_UNPACKED`` bytes; dpr/formats/bounded_reading.py bounds the other resources of a
+document.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOT_CONTENT = (
     "script style input noscript template svg nav footer aside:not([class*=note],[role^=doc-])"
     " form:not(:has(h1,h2,h3)) select button head a.headerlink"
 )
-# What mammoth reads the texts of, or leaves out because it is deleted.
+# Texts that mammoth reads, or leaves out because they are deleted.
 _READ_BY_MAMMOTH = frozenset(
     "document body footnotes footnote endnotes endnote p r t tbl tr tc hyperlink ins smartTag drawing txbxContent"
     " pict object sdt sdtContent group rect roundrect shape textbox del moveFrom".split()
@@ -65,7 +65,8 @@ _HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
 
 
 def read_html(data: bytes) -> Document:
-    """What a reader of a page sees, without its navigation, forms and scripts, in the charset that it declares."""
+    """Returns the text of a page as its readers see it, without navigation, forms and scripts, in the charset
+    that the page declares."""
     bs4 = _package("bs4", "HTML")
     with warnings.catch_warnings(action="ignore"):
         declared = bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
@@ -93,7 +94,8 @@ def read_html(data: bytes) -> Document:
 
 
 def read_office(data: bytes, path: PurePath) -> Document:
-    """Word without page headers and footers, comments and deleted text; PowerPoint without diagrams; EPUB."""
+    """Reads Word without page headers and footers, comments and deleted text; PowerPoint without diagrams;
+    EPUB."""
     suffix = path.suffix.lower()
     _require_small_archive(data)
     markdown, title = _markdown(_with_all_texts(data) if suffix == ".docx" else io.BytesIO(data), suffix)
@@ -105,11 +107,11 @@ def read_office(data: bytes, path: PurePath) -> Document:
 
 
 def _with_all_texts(data: bytes) -> io.BytesIO:
-    """A Word file in which what mammoth would leave out with its texts, such as moved text, fields and drawings,
-    stands as an insertion."""
+    """Returns a Word file in which content that mammoth would leave out with its texts, such as moved text,
+    fields and drawings, is an insertion."""
     etree = _package("lxml.etree", "docx")
     content = io.BytesIO(data)
-    # Of two parts of one name, of which it warns, the later is read.
+    # If two parts have one name, it warns and the later is read.
     with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "a") as archive:
         for part in archive.namelist():
             if not re.fullmatch(r"word/\w+\.xml", part):
@@ -127,7 +129,8 @@ def _with_all_texts(data: bytes) -> io.BytesIO:
 
 
 def read_excel(data: bytes) -> Document:
-    """A section for every row under the header of its sheet, as in a CSV file; several sheets are headings."""
+    """Returns a section for every row under the header of its sheet, as in a CSV file. Several sheets become
+    headings."""
     openpyxl = _package("openpyxl", "Excel")
     sections: list[Section] = []
     _require_small_archive(data)
@@ -153,8 +156,8 @@ def read_excel(data: bytes) -> Document:
 
 
 def read_pdf(data: bytes) -> Document:
-    """A section for every page that has text, headed by its number. Words that a line end cut in two are
-    joined."""
+    """Returns a section for every page that has text, headed by its number. Words that a line end cut in two
+    are joined."""
     pdfminer = _package("pdfminer.high_level", "PDF")
     logging.getLogger("pdfminer").setLevel(logging.CRITICAL)  # its remarks on files that it repairs
     sections = []
@@ -166,7 +169,7 @@ def read_pdf(data: bytes) -> Document:
 
 
 def _markdown(data: io.BytesIO, suffix: str) -> tuple[str, str]:
-    """The Markdown of a document and the title that it states."""
+    """Returns the Markdown of a document and the title that it states."""
     markitdown = _package("markitdown", suffix[1:])
     # Its own choice of a converter would look at the content and might take another, such as one of pictures.
     converter = getattr(markitdown.converters, f"{suffix[1:].capitalize()}Converter")()
@@ -190,7 +193,7 @@ def _package(name: str, kind: str) -> Any:
 
 
 def _without_lines(document: Document) -> Document:
-    """Lines of the Markdown are not those of the file."""
+    """Removes line numbers, since lines of the Markdown are not those of the file."""
     return replace(document, sections=tuple(replace(section, line=0) for section in document.sections))
 
 
@@ -204,16 +207,17 @@ READERS: dict[str, Callable[[bytes, PurePath], Document]] = {
     **dict.fromkeys((".docx", ".pptx", ".epub"), read_office),
     ".xlsx": lambda data, path: read_excel(data),
 }
-"""Reader by the ending of the file's name: bytes, and the path from the folder that is read."""
+"""Readers by the ending of the file's name. They take the bytes, and the path from the folder that is
+read."""
 
 
 def read_document(file: Path, name: PurePath) -> Document:
-    """The document in a file; ``name`` is its path from the folder that is read.
+    """Returns the document in a file; ``name`` is its path from the folder that is read.
 
     Raises:
         InputError: it is too large, not text, damaged, without any text.
         ConfigError: it needs a package that is not installed.
-        MemoryError: it needs more than there is.
+        MemoryError: it needs more than is available.
     """
     try:
         if kind := odd_kind(file):

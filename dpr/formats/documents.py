@@ -1,6 +1,6 @@
-"""Documents of people as headings with what stands under them: what every reader makes, a title and sections;
-Markdown (headings of both kinds, front matter, code, tables, lists and the HTML inside); plain text; and the rows of
-tables as sections."""
+"""Documents as headings and the text below them. Every reader makes a title and sections, of Markdown
+(headings of both kinds, front matter, code, tables, lists and the HTML inside), of plain text, or of the rows
+of tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff",
 _BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _MOST_ACCENTS = 0.3
 BELOW_ALL = 7
-"""The level of a heading that every other one ends: a question in a list of questions, a defined term."""
+"""Level of a heading that every other one ends: a question in a list of questions, a defined term."""
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n(?:---|\.\.\.)\s*(?:\n|\Z)", re.DOTALL)
 _FRONT_TITLE = re.compile(r"^title:\s*[\"']?(.*?)[\"']?\s*$", re.MULTILINE | re.IGNORECASE)
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
@@ -49,7 +49,7 @@ _EMPHASIS = re.compile(r"(?<!\\)(\*\*\*|\*\*|\*|(?<!\w)__|(?<!\w)_)(?=\S)(.+?)(?
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 _MAX_SETEXT_LINES = 2
 _PERMALINK = "\u00b6 "
-"""What ends a heading in pages that Sphinx wrote: a link to itself."""
+"""Ending of headings in pages written by Sphinx: a link to itself."""
 _RULE_OF_SIGNS = re.compile(r"\s*([=\-~^*+#\"'`.:_])\1{2,}\s*")
 _NOT_LETTERS = re.compile(r"[^A-Za-z]")
 _MOST_SHOUTED_WORDS = 10
@@ -59,7 +59,7 @@ _DIRECTIVE = re.compile(r"^\.\. *(?:[\w:-]+::|(?=\[))", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A paragraph, or a list item, table row or piece of code, which is not prose."""
+    """A paragraph (prose), or a list item, table row or piece of code (not prose)."""
 
     text: str
     is_prose: bool = True
@@ -67,25 +67,25 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands between one heading and the next. ``headings`` are those it stands under, outermost first,
-    without the title."""
+    """Text between one heading and the next. ``headings`` are the headings above it, outermost first, without
+    the title."""
 
     headings: tuple[str, ...]
     blocks: tuple[Block, ...]
     line: int = 0
-    """Where it begins, counted from 1 (a page of a PDF, a row of a table); 0 = unknown."""
+    """Line at which it begins, counted from 1 (a page of a PDF, a row of a table); 0 = unknown."""
     is_question: bool = False
-    """The last heading is a question that somebody asked, and the blocks answer it."""
+    """True if the last heading is a question that somebody asked, and the blocks answer it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``title`` is empty where the text states none."""
+    """A document as sections. ``title`` is empty if the text states none."""
 
     title: str
     sections: tuple[Section, ...]
     has_written_headings: bool = True
-    """False: headings are names, such as those of functions or pages, that nobody would ask for."""
+    """False if headings are names, such as those of functions or pages, that nobody would ask for."""
 
 
 class DocumentBuilder:
@@ -93,14 +93,14 @@ class DocumentBuilder:
 
     def __init__(self) -> None:
         self._title = ""
-        """A first heading under which nothing stands."""
+        """A first heading without text below it."""
         self._open: list[tuple[int, str]] = []
         self._blocks: list[Block] = []
         self._line = 1
         self._sections: list[tuple[tuple[tuple[int, str], ...], tuple[Block, ...], int]] = []
 
     def heading(self, level: int, text: str, line: int = 0) -> None:
-        """Ends the section before, and all headings of this level and below it."""
+        """Ends the section before, and all headings of this level and below."""
         self._end_section()
         text = one_line(text).rstrip(_PERMALINK)
         if not self._sections and self._open and level <= self._open[0][0]:
@@ -109,7 +109,8 @@ class DocumentBuilder:
         self._line = line
 
     def add(self, text: str, *, is_prose: bool = True, line: int = 0) -> None:
-        """A block. ``Q: ...?`` opens a section of its own, and ``A:`` in front of the answer is left out."""
+        """Adds a block. ``Q: ...?`` opens a section of its own, and ``A:`` in front of the answer is left
+        out."""
         text = one_line(text)
         if asked := _ASKED.fullmatch(text):
             self.heading(BELOW_ALL, asked["text"], line)
@@ -120,8 +121,8 @@ class DocumentBuilder:
             self._blocks.append(Block(text, is_prose))
 
     def finish(self, title: str = "") -> Document:
-        """The document. Without a title, the outermost heading is it where there is only one and the text
-        begins with it."""
+        """Returns the document. Without a title, the outermost heading becomes the title if there is only one
+        and the text begins with it."""
         self._end_section()
         title = one_line(title) or self._title
         outermost = {headings[:1] for headings, _, _ in self._sections}
@@ -143,7 +144,7 @@ class DocumentBuilder:
 
 
 def one_line(text: str) -> str:
-    """White space and what cannot be printed become single spaces."""
+    """Replaces white space and characters that cannot be printed by single spaces."""
     text = " ".join(text.split())
     if not text.isprintable():
         text = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
@@ -151,7 +152,7 @@ def one_line(text: str) -> str:
 
 
 def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
-    """Runs of lines that are not blank, each with the number of its first line, counted from 1."""
+    """Returns runs of lines that are not blank, each with the number of its first line, counted from 1."""
     blocks: list[tuple[int, list[str]]] = []
     is_open = False
     for number, line in enumerate(lines, 1):
@@ -166,17 +167,19 @@ def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
 
 
 def name_as_words(name: str) -> str:
-    """``pandas.io.parsers.TextFileReader.get_chunk`` -> ``pandas io parsers Text File Reader get chunk``."""
+    """Splits a name into words: ``pandas.io.parsers.TextFileReader.get_chunk`` gives ``pandas io parsers Text
+    File Reader get chunk``."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
     return " ".join(re.split(r"[\W_]+", apart)).strip()
 
 
 def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Section]:
-    """A section for every row of a table, each row with its number. All cells of a row are in its text, also those
-    beyond the header. Left out are the header, row numbers without a name and, beside texts, ids.
+    """Returns a section for every row of a table, with the row's number. All cells of a row are in its text,
+    including those beyond the header. The header, row numbers without a name and, beside texts, ids are left
+    out.
 
-    The header is the first row, or the first below the titles, which are rows of a single cell above wider ones.
-    A title is a section of its own, and so is a row that stands alone.
+    The header is the first row, or the first below the titles, which are rows of a single cell above wider
+    ones. A title is a section of its own, and so is a row that stands alone.
     """
     rows = [(line, cells) for line, row in numbered if any(cells := list(map(one_line, row)))]
     num_narrow = sum(sum(map(bool, cells)) < 2 for _, cells in rows)
@@ -227,18 +230,18 @@ def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Sect
 
 
 def column(header: Sequence[str], names: Sequence[str]) -> int | None:
-    """The number of the first column with one of these names, the first name first."""
+    """Returns the number of the first column with one of these names, trying the names in order."""
     lower = [name.strip().lower() for name in header]
     return next((lower.index(name) for name in names if name in lower), None)
 
 
 def decoded(data: bytes, charset: str = "") -> str:
-    """The text of a file: by its byte order mark, else in ``charset``, else UTF-8, or else the Western
-    European of Windows.
+    """Decodes the bytes of a file: by its byte order mark, else in ``charset``, else as UTF-8, else as the
+    Western European encoding of Windows.
 
     Raises:
-        InputError: it is not in ``charset``, holds bytes that no text has, or is neither UTF-8 nor Western
-        European.
+        InputError: the bytes are not in ``charset``, include some that no text has, or are neither UTF-8 nor
+        Western European.
     """
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), charset or "utf-8")
     try:
@@ -262,7 +265,8 @@ def decoded(data: bytes, charset: str = "") -> str:
 
 
 def read_markdown(text: str, title: str = "") -> Document:
-    """The document of a Markdown text, which may state another title. Every text is one: nothing is refused."""
+    """Returns the document of a Markdown text. ``title`` is its title unless its front matter states one.
+    Nothing is refused: every text is a document."""
     builder = DocumentBuilder()
     if front := _FRONT_MATTER.match(text):
         stated = _FRONT_TITLE.search(front[1])
@@ -327,7 +331,8 @@ def read_markdown(text: str, title: str = "") -> Document:
 
 
 def plain_text(text: str) -> str:
-    """A piece of Markdown without its marks: links, images, emphasis, code and tags leave their texts."""
+    """Removes the marks from a piece of Markdown: links, images, emphasis, code and tags leave their
+    texts."""
     text = _LINK.sub(r"\1", _LINK.sub(r"\1", _IMAGE.sub(r"\1", text)))
     text = _TAG.sub(" ", text)
     text = _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", text)).replace("`", "")
@@ -335,11 +340,11 @@ def plain_text(text: str) -> str:
 
 
 def read_text(text: str, *, is_restructured: bool = False) -> Document:
-    """Plain text: paragraphs between blank lines.
+    """Returns the document of a plain text: paragraphs between blank lines.
 
-    A heading is a line over, or between, rows of signs, those that occur first being the outermost, or a line of
-    capitals that stands alone. Of reStructuredText the marks of roles and directives are left out, and comments
-    and targets.
+    A heading is a line over, or between, rows of signs, or a line of capitals that stands alone. Signs that
+    occur first mark the outermost headings. In reStructuredText the marks of roles and directives are left
+    out, and so are comments and targets.
     """
     builder = DocumentBuilder()
     levels: dict[tuple[str, bool], int] = {}
@@ -370,7 +375,7 @@ def read_text(text: str, *, is_restructured: bool = False) -> Document:
 
 
 def read_table(text: str, path: PurePath) -> Document:
-    """A section for every row of a CSV or TSV.
+    """Returns a section for every row of a CSV or TSV.
 
     Raises:
         InputError: the quoting is broken, or there is no row under the header.
@@ -382,7 +387,7 @@ def read_table(text: str, path: PurePath) -> Document:
 
 
 def written_rows(text: str, path: Path, *, commas: bool) -> list[tuple[int, list[str]]]:
-    """The rows of a CSV or TSV that are not empty, each with its line."""
+    """Returns the rows of a CSV or TSV that are not empty, each with its line."""
     lines = list(enumerate(text.split("\n"), 1))
     rows = rows_of(lines, form_of(lines, path, commas=commas), path)
     return [(line, row) for line, row in rows if any(map(str.strip, row))]

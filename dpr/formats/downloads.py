@@ -1,6 +1,6 @@
-"""Downloads of one file over HTTP: checked, and in place only when they are complete. One that breaks off begins
-anew. Zip archives are unpacked: plain files and folders only, inside the target only, up to a count and a size; any
-other entry refuses the whole archive, and nothing of it stays."""
+"""Downloads of one file over HTTP, checked, and in place only when complete. A download that breaks off
+begins again from scratch. Zip archives are unpacked: plain files and folders only, inside the target only, up
+to a count and a size. Any other entry refuses the whole archive, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 _CHUNK = 2**20
 MAX_FILES = 100_000
 MAX_BYTES = 200 * 10**9
-# What zipfile raises for damaged, encrypted and unknown content, and the disk for a name that is there already.
+# Errors of zipfile for damaged, encrypted and unknown content, and of the disk for an existing name.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, ValueError)
 
 
@@ -38,8 +38,8 @@ def download(
     attempts: int = 5,
     pause_s: float = 2.0,
 ) -> bool:
-    """Fetches ``url`` as the file ``target``; False if it exists already (then it is compared with ``sha256``
-    if that is given).
+    """Fetches ``url`` as the file ``target``. Returns False if the file exists already; it is then compared
+    with ``sha256`` if that is given.
 
     Raises:
         InputError: the server refuses or answers invalidly, the connection fails ``attempts`` times, the
@@ -95,7 +95,7 @@ def download(
 
 
 class _Download(Progress):
-    """The progress of a download, as pooch tells it. It sets ``total`` where the server says it."""
+    """The progress of a download, as pooch reports it. It sets ``total`` if the server states it."""
 
     def update(self, size: int) -> None:
         if self.total:
@@ -106,7 +106,7 @@ class _Download(Progress):
 
 
 def _refuse_less_safe(response: Response, **_: Any) -> None:
-    """Refuses to be sent on from https to anything else, or to what is no web address."""
+    """Refuses redirects from https to anything else, or to anything that is no web address."""
     if not response.is_redirect:
         return
     onward = urljoin(response.url, response.headers["location"])

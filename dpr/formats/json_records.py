@@ -35,8 +35,8 @@ _LENIENT = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """A record that starts at ``line``: its ``value``, or ``error`` if it is not a valid JSON object (reading
-    can continue after it)."""
+    """A record that starts at ``line``: its ``value``, or ``error`` if it is not a valid JSON object. Reading
+    can continue after it."""
 
     line: int
     value: dict[str, Any]
@@ -44,15 +44,15 @@ class JsonRecord:
 
 
 def iter_json_records(path: Path) -> Iterator[JsonRecord]:
-    """Records of a JSON array or of JSON lines, recognised by the first character, not by the name. Plain or
-    gzip.
+    """Yields the records of a JSON array or of JSON lines, recognised by the first character, not by the
+    name. Files are plain or gzip.
 
-    Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their
+    Duplicate keys, NaN and Infinity, numbers of thousands of digits and too deep nesting are errors of their
     record. NUL characters become spaces, with one warning per file.
 
     Raises:
-        InputError: what cannot be skipped: an unreadable file, an array that is not JSON or does not end, a
-        file of another kind.
+        InputError: an error that cannot be skipped: an unreadable file, an array that is not JSON or does not
+        end, a file of another kind.
     """
     with open_input(path) as stream:
         head = stream.peek(_WINDOW).removeprefix(BOM)
@@ -70,7 +70,8 @@ def iter_json_records(path: Path) -> Iterator[JsonRecord]:
 
 
 def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and value of every record, as ``iter_json_records``; the first bad one raises its InputError."""
+    """Yields line and value of every record, as ``iter_json_records``. The first bad record raises its
+    InputError."""
     for record in iter_json_records(path):
         if record.error is not None:
             raise record.error
@@ -78,7 +79,7 @@ def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The one JSON object that a file holds, plain or gzip, with the checks of a record.
+    """Returns the one JSON object that a file holds, plain or gzip, with the checks of a record.
 
     Raises:
         InputError: it is not one, larger than MAX_JSON_BYTES, or the file cannot be read.
@@ -96,18 +97,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def indented_record(value: dict[str, Any]) -> str:
-    """A record as an element of an array written piece by piece: indented by 4, with a newline before it."""
+    """Returns a record as an element of an array written piece by piece: indented by 4, with a newline before
+    it."""
     # Newlines inside strings are escaped; str.splitlines would also split at U+2028, which is not.
     return ("\n" + json.dumps(value, indent=4, ensure_ascii=False)).replace("\n", "\n    ")
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a JSON value is a number that a float can hold; JSON's integers are unbounded."""
+    """True if a JSON value is a number that a float can hold; JSON's integers are unbounded."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = False) -> JsonRecord:
-    """The record in these bytes, which stand behind ``column`` others in their line."""
+    """Returns the record in these bytes, which follow ``column`` other bytes of their line."""
     text = ""
     value: Any = {}
     error = None
@@ -129,7 +131,7 @@ def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = Fal
 
 
 def _array_records(stream: io.BufferedReader, path: Path) -> Iterator[JsonRecord]:
-    """Records of the array that a file holds.
+    """Yields the records of the array that a file holds.
 
     Raises:
         InputError: it is not JSON, does not end, is nested too deeply, or something follows it.
@@ -142,7 +144,7 @@ def _array_records(stream: io.BufferedReader, path: Path) -> Iterator[JsonRecord
     is_end = False
 
     def fill() -> None:
-        """Reads more behind what is not read yet; as much again, so that trying again stays cheap."""
+        """Reads more after the unread rest, as much again, so that trying again stays cheap."""
         nonlocal text, start, is_end
         data = stream.read(max(_WINDOW, len(text) - start))
         is_end = not data
@@ -158,7 +160,8 @@ def _array_records(stream: io.BufferedReader, path: Path) -> Iterator[JsonRecord
         return InputError(found, file=path, line=line, hint=hint)
 
     def sign(passed: int = 0) -> str:
-        """Passes over so many characters and white space; the next character, empty at the end of the file."""
+        """Skips this many characters and white space. Returns the next character, empty at the end of the
+        file."""
         move(start + passed)
         while True:
             move(_SPACE.match(text, start).end())  # type: ignore[union-attr]  # it matches everywhere

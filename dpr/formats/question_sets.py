@@ -62,9 +62,9 @@ def read_questions(
     tab-separated CSV.
 
     CSV: answers are a Python list literal; a negative ``answers_col`` or ``id_col`` means there is none. A
-    first row with known names (id, qid; question, query; answers) is a header, and says where the columns are
-    unless others than the default are given. Records: if the named key is missing, other tools' names for it
-    are read (``dpr.formats.delimited``, BEIR's ``text``). The row number (from 0) replaces a missing id.
+    first row with known names (id, qid; question, query; answers) is a header, and sets the columns unless
+    others than the default are given. Records: if the named key is missing, other tools' names for it are
+    read (``dpr.formats.delimited``, BEIR's ``text``). The row number (from 0) replaces a missing id.
 
     Raises:
         InputError: a row is invalid, a question empty, or an id used twice; names the file and line.
@@ -130,7 +130,7 @@ def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Questi
 
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
-    """Writes JSON lines."""
+    """Writes questions as JSON lines."""
     with durable_text(user_path(path)) as out:
         for question in questions:
             record = {"question": question.text, "answers": list(question.answers), "id": question.id}
@@ -138,8 +138,8 @@ def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
 
 
 def read_qrels(path: str | Path) -> Qrels:
-    """Judgements (question id -> passage id -> grade) in BEIR's three columns or TREC's four, or in the order
-    that a header names.
+    """Returns judgements (question id -> passage id -> grade) from BEIR's three columns or TREC's four, or in
+    the order that a header names.
 
     Raises:
         InputError: another number of columns, a grade that is not an integer, two grades for one pair.
@@ -180,8 +180,9 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
 
 
 def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
-    """Line, and question id, passage id and grade of every judgement in a file, or what is wrong with it. Empty lines
-    and a header of known names are left out; the header says in which order the columns are."""
+    """Yields the line and either question id, passage id and grade of every judgement in a file, or a
+    description of the error. Empty lines and a header of known names are left out; the header sets the order
+    of the columns."""
     order: dict[str, int] | None = None
     width = 0
     for line, row in table_rows(file, table_form(file)):
@@ -210,7 +211,7 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
 
 
 def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, of: str) -> None:
-    """Refuses judgements of which none is about one of these questions (ids; read from ``of``)."""
+    """Raises InputError if no judgement is about one of these questions (ids; read from ``of``)."""
     if qrels.keys() & {*questions}:
         return
     raise InputError(
@@ -226,7 +227,7 @@ def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, 
 
 
 def grade_of(text: str) -> int | None:
-    """The grade of a judgement; None if it is not an integer of 32 bits."""
+    """Returns the grade of a judgement; None if it is not an integer of 32 bits."""
     try:
         number = float(text) if len(text) <= 20 else float("nan")
         return int(number) if number == int(number) and abs(number) <= _LARGEST_GRADE else None

@@ -1,5 +1,5 @@
-"""What a retrieval gave: DPR's JSON (the input of readers), TREC run files, and metrics files: what it was measured
-at, over a question set and for each of its questions."""
+"""Results of retrieval: DPR's JSON (the input of readers), TREC run files, and metrics files with the values
+for a question set and for each of its questions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from dpr.storage.durable import durable_file, json_text, read_json
 from dpr.storage.untrusted import describe, inside
 
 RESULTS = "results.json"
-"""Of a whole evaluation, in its output folder."""
+"""Results of a whole evaluation, in its output folder."""
 BASELINES = {"bm25": "BM25", "hybrid": "hybrid", "guard": "guard"}
-"""In metrics of step 0, what stands beside those of the model: ``eval/<set>/bm25/ndcg@10``."""
+"""Labels of the baselines beside the model in metrics of step 0: ``eval/<set>/bm25/ndcg@10``."""
 _FINEST = ("ndcg@10", "mrr@10", "accuracy@20")
 _EXPECTED = "what dpr retrieve metrics_file=... writes"
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A retrieved passage; title and text are empty in results without texts. ``has_answer`` is None where it
+    """A retrieved passage. Title and text are empty in results without texts. ``has_answer`` is None if it
     was not judged."""
 
     id: str
@@ -93,8 +93,8 @@ def write_trec_run(
 
 
 def read_trec_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
-    """Hits of each question, best first as trec_eval orders them: scores are narrowed to float32, equal ones
-    ordered by passage id, descending. The rank column is not used.
+    """Returns the hits of each question, best first as trec_eval orders them: scores are narrowed to float32,
+    and equal ones are ordered by passage id, descending. The rank column is not used.
 
     Raises:
         InputError: a line without six columns, a score that is not a finite number, a passage listed twice
@@ -129,15 +129,15 @@ def read_trec_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
 
 @dataclass(frozen=True)
 class PerQuestion:
-    """The metrics of every question asked. ``values``: by metric, parallel to ``ids``; None where a metric is
-    not taken over a question."""
+    """Metrics of every question asked. ``values`` are lists by metric, parallel to ``ids``, with None if a
+    metric is not taken over a question."""
 
     ids: list[str]
     texts: list[str]
     values: dict[str, list[float | None]]
 
     def judged(self, metric: str) -> dict[str, float]:
-        """The questions that a metric is taken over, with its value."""
+        """Returns the questions that a metric is taken over, with their values."""
         return {
             key: value for key, value in zip(self.ids, self.values[metric], strict=True) if value is not None
         }
@@ -145,8 +145,8 @@ class PerQuestion:
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """A file read back. ``report``: all of it but the values of each question; ``each``: these, None in files
-    of earlier versions."""
+    """A metrics file read back. ``report`` is everything but the values of each question, which are ``each``;
+    None in files of earlier versions."""
 
     question_set: str
     num_questions: int
@@ -158,8 +158,8 @@ class MetricsFile:
 def write_metrics(
     path: Path, report: Mapping[str, Any], each: PerQuestion, *, note: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes ``report`` with sorted keys, then ``per_question``, one line for each metric, since the values
-    are many."""
+    """Writes ``report`` with sorted keys, then ``per_question`` with one line for each metric, since the
+    values are many."""
     values = ",\n".join(
         f"      {json_text(name)}: {json_text(values)}" for name, values in each.values.items()
     )
@@ -173,8 +173,8 @@ def read_metrics(path: str | Path) -> MetricsFile:
     """Reads a metrics file.
 
     Raises:
-        InputError: it is none, a metric is not a number, or the values of its questions do not fit together
-        (an id that is listed twice included).
+        InputError: it is no metrics file, a metric is not a number, or the values of its questions do not fit
+        together (an id that is listed twice included).
     """
     file = Path(path)
     report = read_json(file)
@@ -203,11 +203,11 @@ def read_metrics(path: str | Path) -> MetricsFile:
 
 
 def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
-    """Test sets and systems of an output folder of dpr evaluate; the metrics of each are in
-    ``<set>/<system>.json``.
+    """Returns the test sets and systems in an output folder of dpr evaluate; ``<set>/<system>.json`` holds
+    the metrics of each.
 
     Raises:
-        InputError: it is none.
+        InputError: it is no such folder.
     """
     file = folder / RESULTS
     if not file.is_file():
@@ -226,13 +226,13 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def is_baseline(name: str) -> bool:
-    """Whether a metric of a validation is of something that stands beside the model."""
+    """True if a metric of a validation is that of a baseline beside the model."""
     parts = name.split("/")
     return len(parts) > 3 and parts[-2] in BASELINES
 
 
 def finest(names: Sequence[str]) -> list[str]:
-    """Of the metrics of each set that was searched, the one that tells small differences best."""
+    """Returns, for each set that was searched, the metric that distinguishes small differences best."""
     heads = dict.fromkeys(name.rpartition("/")[0] for name in names if "@" in name)
     names_of_heads = (
         next((f"{head}/{kind}" for kind in _FINEST if f"{head}/{kind}" in names), None) for head in heads

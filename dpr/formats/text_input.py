@@ -1,4 +1,4 @@
-"""Text files of users: plain or gzip (recognised by content), UTF-8 with or without BOM, any newline; errors
+"""Text files of users: plain or gzip (recognised by content), UTF-8 with or without BOM, any newline. Errors
 name file and line. YAML is read as plain values, never as objects."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
 _warned: set[Path] = set()
 _UNPACK = "unpack it first"
-# Where in a file and by which bytes content is told that is not text, what it is, and what to do.
+# Position in a file, bytes there that identify content that is not text, its kind, and the hint.
 _OTHER_CONTENT = (
     (0, b"PK\x03\x04", "a zip archive (.zip, .xlsx, .docx)", "unpack it, or save the table as text"),
     (4, b"1AY&SY", "packed by bzip2", _UNPACK),
@@ -48,7 +48,7 @@ _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The paths that paths and patterns stand for, in the order given.
+    """Returns the paths that paths and patterns stand for, in the order given.
 
     Raises:
         InputError: no such file, or a pattern that matches nothing.
@@ -67,7 +67,7 @@ def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
 
 @contextmanager
 def located(file: Path, line: int) -> Iterator[None]:
-    """A block whose ValueError becomes an InputError of this line."""
+    """Turns a ValueError of the block into an InputError of this line."""
     try:
         yield
     except InputError:
@@ -106,8 +106,8 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def iter_raw_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
-    """Line number, bytes without the newline, and whether the line is longer than MAX_LINE_BYTES (then only
-    its start is given)."""
+    """Yields line number, bytes without the newline, and True if the line is longer than MAX_LINE_BYTES. Only
+    the start of such a line is given."""
     number = 1
     while line := stream.readline(MAX_LINE_BYTES + 2):
         too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
@@ -122,8 +122,8 @@ def iter_raw_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def decode_line(line: bytes, too_long: bool, file: Path, number: int, column: int = 0) -> str:
-    """The text of a raw line, before which ``column`` bytes were left out; InputError if it is longer than
-    MAX_LINE_BYTES or not UTF-8."""
+    """Returns the text of a raw line from which ``column`` leading bytes were left out. Raises InputError if
+    it is longer than MAX_LINE_BYTES or not UTF-8."""
     if too_long:
         raise InputError(
             f"the line is longer than {MAX_LINE_BYTES // 2**20} MB",
@@ -140,7 +140,8 @@ def decode_line(line: bytes, too_long: bool, file: Path, number: int, column: in
 
 
 def after(passed: bytes, line: int, column: int) -> tuple[int, int]:
-    """The line, and how many of its bytes are behind, where bytes were passed from such a place on."""
+    """Returns line and column after ``passed``, which begins at ``line`` and ``column``. A column is the
+    number of the line's bytes before a place."""
     newline = passed.rfind(b"\n")
     if newline < 0:
         return line, column + len(passed)
@@ -148,7 +149,7 @@ def after(passed: bytes, line: int, column: int) -> tuple[int, int]:
 
 
 def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a file, without newline. NUL characters become spaces, with one warning.
+    """Yields the numbered lines of a file, without newline. NUL characters become spaces, with one warning.
 
     Raises:
         InputError: a line is not UTF-8 or too long; the file cannot be read.
@@ -159,8 +160,8 @@ def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def without_nul(text: str, path: Path, line: int, *, is_json: bool = False) -> str:
-    """A text with spaces in place of NUL characters, of those too that are written as escapes of JSON; with one
-    warning per file, since C libraries and fixed-width ids end at a NUL. Every character keeps its position."""
+    """Replaces NUL characters in a text by spaces, with ``is_json`` also those written as escapes. Warns once
+    per file, since C libraries and fixed-width ids end at a NUL. Every character keeps its position."""
     plain = text.replace("\0", " ")
     if is_json and "\\u0000" in plain:
         plain = _NUL_ESCAPE.sub(r"\1\\u0020", plain)
@@ -171,7 +172,7 @@ def without_nul(text: str, path: Path, line: int, *, is_json: bool = False) -> s
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """True where JSON escapes left half of a character, which no UTF-8 file can hold."""
+    """True if JSON escapes left half of a character, which no UTF-8 file can hold."""
     if text.isascii():
         return False
     try:
@@ -182,7 +183,7 @@ def has_lone_surrogate(text: str) -> bool:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The value in a YAML file: mappings, lists, texts, numbers, true, false and null.
+    """Returns the value in a YAML file: mappings, lists, texts, numbers, true, false and null.
 
     Raises:
         InputError: missing, unreadable, or not such YAML; names the line.
@@ -211,8 +212,8 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def _count(node: Any, sizes: dict[int, int]) -> int:
-    """The number of values in a node where every alias stands for a copy of what it names; YAMLError for a
-    key that stands twice."""
+    """Returns the number of values in a node if every alias stands for a copy of the node it names. Raises
+    YAMLError for a key that occurs twice."""
     if id(node) in sizes:
         return sizes[id(node)]
     sizes[id(node)] = _MOST_VALUES  # of an alias inside of what it names

@@ -1,4 +1,4 @@
-"""Passages and questions of a file of any length, by row and by id: stored once in the cache.
+"""Passages and questions of a file of any length, by row and by id, stored once in the cache.
 
 texts-<key>/
   rows.arrow     id, text, title, answers and origin, as an Arrow stream of record batches
@@ -47,7 +47,7 @@ _SCHEMA = pa.schema(
 
 
 class TextStore(MappedBatches):
-    """The records of one file, whose ids are unique. Several threads may use it."""
+    """Records of one file, whose ids are unique. Several threads may use it."""
 
     def __init__(self, file: Path, folder: Path) -> None:
         super().__init__(folder / _ROWS)
@@ -56,7 +56,7 @@ class TextStore(MappedBatches):
         self._seen = file_state(file)
 
     def passages(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
-        """Passages number ``start`` to ``stop``, in the order of the file.
+        """Yields passages number ``start`` to ``stop``, in the order of the file.
 
         Raises:
             InputError: the file has changed since the store was opened.
@@ -73,17 +73,17 @@ class TextStore(MappedBatches):
             start += taken
 
     def ids(self) -> Iterator[str]:
-        """All ids, in the order of the file."""
+        """Yields all ids, in the order of the file."""
         for batch in self.batches:
             yield from batch.column("id").to_pylist()
 
     def id_at(self, row: int) -> str:
-        """The id of the ``row``-th record of the file."""
+        """Returns the id of the ``row``-th record of the file."""
         batch, index = self.find(row)
         return str(batch.column("id")[index].as_py())
 
     def passages_with(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """The passages with these ids, those that are missing left out.
+        """Returns the passages with these ids; missing ones are left out.
 
         Raises:
             InputError: the file has changed since the store was opened.
@@ -92,12 +92,12 @@ class TextStore(MappedBatches):
         return {key: next(self.passages(row, row + 1)) for key, row in rows if row is not None}
 
     def passage(self, key: str) -> Passage:
-        """The passage with this id. Raises ValueError if there is none."""
+        """Returns the passage with this id. Raises ValueError if there is none."""
         row = self._required(key, "passage")
         return next(self.passages(row, row + 1))
 
     def question(self, key: str) -> tuple[str, tuple[str, ...]]:
-        """The question with this id and its answers. Raises ValueError if there is none."""
+        """Returns the question with this id and its answers. Raises ValueError if there is none."""
         batch, index = self.find(self._required(key, "question"))
         return batch.column("text")[index].as_py(), tuple(batch.column("answers")[index].as_py())
 
@@ -112,8 +112,9 @@ class TextStore(MappedBatches):
 
 
 def open_store(file: Path, columns: Columns = DEFAULT_COLUMNS, *, cache_dir: Path | None = None) -> TextStore:
-    """The store of a corpus or a file of questions; ``columns`` of id, text and title are those of a table. The
-    first call reads the whole file; later calls reuse that while its name and content are the same.
+    """Opens the store of a corpus or a file of questions. ``columns`` of id, text and title are those of a
+    table. The first call reads the whole file; later calls reuse the store while the file's name and content
+    are the same.
 
     Raises:
         InputError: the file is missing, has a bad row, or an id occurs twice.

@@ -1,5 +1,5 @@
-"""Token ids of a training set: written once in parts, memory-mapped, every sequence checked whenever it is
-read.
+"""Token ids of a training set, written once in parts and memory-mapped. Every sequence is checked whenever it
+is read.
 
 tokens-<key>/
   part-00000/  tokens.npy    (T,) uint16, or uint32 for large vocabularies: questions, and each passage as its
@@ -14,8 +14,8 @@ tokens-<key>/
                              none
   manifest.json              what it is made of, sizes and SHA-256 of all files; present means complete
 
-A part is a step (dpr/storage/steps.py). Whoever opens a store has its files compared with their hashes first
-(``ensure_built``), which are read once and then remembered.
+A part is a step (dpr/storage/steps.py). When a store is opened, its files are first compared with their
+hashes (``ensure_built``), which are computed once and then remembered.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class TokenPartWriter:
         self._slots = array("I")
         self._scores = array("f")
         self.numbers: dict[Any, int] = {}
-        """For the caller: of the passages that are stored already."""
+        """Numbers of the passages that are stored already; the caller fills it."""
 
     @property
     def num_tokens(self) -> int:
         return len(self._tokens)
 
     def add_passage(self, passage: PassageTokens) -> int:
-        """Stores a passage; returns the number by which rows name it."""
+        """Stores a passage and returns the number by which rows name it."""
         start = len(self._tokens)
         self._tokens.extend(passage.title or ())
         self._tokens.extend(passage.text)
@@ -96,8 +96,8 @@ class TokenPartWriter:
         *,
         scores: Sequence[float] = (),
     ) -> None:
-        """Stores the next row; passages by their numbers. ``scores`` are a teacher's of all of them, NaN
-        where there is none, or empty."""
+        """Stores the next row, with passages by their numbers. ``scores`` are a teacher's scores of all of
+        them, NaN for a passage without one, or empty."""
         number = self.add_passage(PassageTokens(None, question, (0, 0), False))
         first_slot = len(self._slots)
         for numbers in (positives, hard, other):
@@ -120,7 +120,7 @@ class TokenPartWriter:
 
 
 class TokenPart:
-    """One part, mapped."""
+    """One part of a store, memory-mapped."""
 
     def __init__(self, folder: Path) -> None:
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
@@ -179,11 +179,12 @@ def _part(number: int) -> str:
 
 
 def finish_store(steps: Steps, part_ends: Sequence[int]) -> None:
-    """Marks a store as complete, once all parts are written; ``part_ends`` are the rows where each ends."""
+    """Marks a store as complete once all parts are written. ``part_ends`` are the rows at which each part
+    ends."""
     metadata = {"cache": steps.folder.name, "made_of": steps.provenance, "part_ends": list(part_ends)}
     steps.write_manifest(metadata)
 
 
 def token_dtype(largest_id: int) -> np.dtype[Any]:
-    """16 bits where every token id fits, else 32."""
+    """Returns 16 bits if every token id fits, else 32."""
     return np.dtype("<u2" if largest_id < 2**16 else "<u4")

@@ -1,4 +1,4 @@
-"""Checked values of records: texts, ids, answers, passages, scores; and the records of DPR training files.
+"""Checked values of records (texts, ids, answers, passages, scores) and the records of DPR training files.
 Errors name the place inside the record."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpr.formats.text_input import has_lone_surrogate
 from dpr.storage.untrusted import describe
 
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
-"""Where a passage has a teacher's score, the first that is there."""
+"""Keys of a passage that may hold a teacher's score; the first one present counts."""
 _DPR_IDS = ("passage_id", *PASSAGE_IDS)
 TEVATRON_LISTS = ("positive_passages", "negative_passages")
 _LARGEST_SCORE = 3.4e38  # training computes in float32
@@ -28,15 +28,15 @@ _SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
 
 
 PassageById = Callable[[str], Passage]
-"""The passage with an id; raises ValueError if there is none."""
+"""Function that returns the passage with an id; raises ValueError if there is none."""
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
-    """The sample in a record. Other keys are ignored. An empty ``positive_ctxs`` is accepted: the caller
-    drops such rows, as DPR does.
+    """Returns the sample in a record. Other keys are ignored. An empty ``positive_ctxs`` is accepted; the
+    caller drops such rows, as DPR does.
 
     Raises:
-        ValueError: what was found and what is expected, with the place inside the record.
+        ValueError: states what was found, what is expected, and the place inside the record.
     """
     for key, expected in (("question", "a string"), ("positive_ctxs", "a list of passages")):
         if record.get(key) is None:
@@ -52,7 +52,8 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
 
 
 def sample_to_json(sample: TrainingSample) -> dict[str, Any]:
-    """The record of a sample. DPR's ``score`` is written as null, since only its presence is known."""
+    """Returns the record of a sample. DPR's ``score`` is written as null, since only its presence is
+    known."""
     return {
         "question": sample.question,
         "answers": list(sample.answers),
@@ -72,7 +73,8 @@ def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
 
 
 def passage_from_json(item: Any, where: str) -> Passage:
-    """The passage in an object of DPR's; ValueError says what was found ``where``, and what is expected."""
+    """Returns the passage in an object of DPR's. The ValueError of a wrong one says what was found ``where``,
+    and what is expected."""
     if not isinstance(item, dict):
         raise ValueError(f"{where} is {describe(item)}, expected an object with text and title")
     return _passage(item, where, id_names=_DPR_IDS, has_score="score" in item)
@@ -81,8 +83,8 @@ def passage_from_json(item: Any, where: str) -> Passage:
 def passages_of(
     value: Any, where: str, find: PassageById | None = None, *, title: str = ""
 ) -> tuple[Passage, ...]:
-    """Passages given as a text, an object with a text (and title, id), or a list of these; with ``find``,
-    ids in place of texts.
+    """Returns passages given as a text, an object with a text (and title, id), or a list of these; with
+    ``find``, ids may take the place of texts.
 
     Objects may have a teacher's score. Raises ValueError for anything else.
     """
@@ -124,14 +126,14 @@ def _passage(
 
 
 def title_in(holder: Mapping[str, Any], where: str = "") -> str:
-    """The title of a passage under any of its known names; empty where there is none."""
+    """Returns the title of a passage under any of its known names; empty if there is none."""
     name = name_in(holder, TITLES)
     return title_of(holder.get(name), where or name)
 
 
 def checked_score(value: Any, where: str) -> float | None:
-    """A teacher's score; None for null. ValueError says what else was found: text, a boolean, NaN, or what
-    float32 cannot hold."""
+    """Returns a teacher's score; None for null. Raises ValueError for anything else: text, a boolean, NaN, or
+    a number that float32 cannot hold."""
     if value is None:
         return None
     if not is_finite_number(value) or abs(value) > _LARGEST_SCORE:
@@ -142,8 +144,8 @@ def checked_score(value: Any, where: str) -> float | None:
 
 
 def with_scores(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
-    """The passages with a list of a teacher's scores, one for each or null. Raises ValueError for anything
-    else."""
+    """Returns the passages with a list of a teacher's scores, one for each passage or null. Raises ValueError
+    for anything else."""
     scores = _one_for_each(passages, value, where)
     return tuple(
         replace(passage, teacher_score=checked_score(scores[index], f"{where}[{index}]"))
@@ -161,7 +163,7 @@ def _one_for_each(passages: tuple[Passage, ...], value: Any, where: str) -> list
 
 
 def number_of(value: Any) -> float | None:
-    """A grade, label or score as a finite number, read from text too; None for anything else."""
+    """Returns a grade, label or score as a finite number, read from text, too; None for anything else."""
     if isinstance(value, str):
         try:
             value = float(value) if len(value) <= 40 else None
@@ -173,8 +175,8 @@ def number_of(value: Any) -> float | None:
 def split_by_grade(
     passages: tuple[Passage, ...], value: Any, where: str, min_grade: float | None
 ) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
-    """Positives and hard negatives among ``passages``, by a label or score for all of them or one for each
-    (``ReadOptions.min_grade``).
+    """Splits ``passages`` into positives and hard negatives, by a label or score for all of them or one for
+    each (``ReadOptions.min_grade``).
 
     Raises:
         ValueError: a value is not a number, or is a fraction although ``min_grade`` is None.
@@ -202,7 +204,8 @@ def split_by_grade(
 
 
 def text_of(value: Any, where: str) -> str:
-    """A string that holds more than spaces. Raises ValueError for anything else, or half a character."""
+    """Returns a string that holds more than spaces. Raises ValueError for anything else, or half a
+    character."""
     text = string_of(value, where)
     if not text.strip():
         raise ValueError(f"{where} is empty, expected some text")
@@ -210,14 +213,14 @@ def text_of(value: Any, where: str) -> str:
 
 
 def checked_id(value: Any, where: str) -> str:
-    """An id as a string, maybe empty. Raises ValueError unless it is a string or an integer."""
+    """Returns an id as a string, maybe empty. Raises ValueError unless it is a string or an integer."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return string_of(value, where, "an id (a string or an integer)")
 
 
 def id_of(value: Any, where: str) -> str:
-    """As ``checked_id``; refuses an empty one too."""
+    """Returns an id as ``checked_id`` does. Refuses an empty one, too."""
     key = checked_id(value, where)
     if not key:
         raise ValueError(f"{where} is empty, expected an id (a string or an integer)")
@@ -225,12 +228,12 @@ def id_of(value: Any, where: str) -> str:
 
 
 def title_of(value: Any, where: str) -> str:
-    """A title; empty for null. Raises ValueError for anything but a string."""
+    """Returns a title; empty for null. Raises ValueError for anything but a string."""
     return "" if value is None else string_of(value, where)
 
 
 def string_of(value: Any, where: str, expected: str = "a string") -> str:
-    """A string, maybe empty. Raises ValueError for anything else, or half a character."""
+    """Returns a string, maybe empty. Raises ValueError for anything else, or half a character."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {describe(value)}, expected {expected}")
     if has_lone_surrogate(value):
@@ -239,10 +242,10 @@ def string_of(value: Any, where: str, expected: str = "a string") -> str:
 
 
 def checked_answers(value: Any) -> tuple[str, ...]:
-    """Answers given as a string, a list of strings and numbers, such a list as text, or SQuAD's object with a
-    list ``text``.
+    """Returns answers given as a string, a list of strings and numbers, such a list as text, or SQuAD's
+    object with a list ``text``.
 
-    ValueError says what else was found.
+    The ValueError of any other value says what was found.
     """
     if isinstance(value, dict) and "text" in value:
         value = value["text"]
@@ -258,13 +261,13 @@ def checked_answers(value: Any) -> tuple[str, ...]:
 
 
 def is_printed_list(text: str) -> bool:
-    """Whether a text begins as a list of texts that Python, JSON, numpy or pandas printed."""
+    """True if a text begins as a list of texts that Python, JSON, numpy or pandas printed."""
     return _PRINTED_LIST.match(text) is not None
 
 
 def answers_in(text: str) -> Any:
-    """The value of a literal of Python or JSON, or of a list as numpy prints it, with spaces between its
-    items; tuples become lists.
+    """Returns the value of a literal of Python or JSON, or of a list as numpy prints it, with spaces between
+    its items. Tuples become lists.
 
     ``['a' 'b']`` is a list of two texts, although Python would join them.
 
@@ -285,7 +288,7 @@ def answers_in(text: str) -> Any:
 
 
 def _with_commas(literal: str) -> str:
-    """A literal with a comma between texts that only white space separates, as numpy prints them."""
+    """Returns a literal with a comma between texts that only white space separates, as numpy prints them."""
     if not _SIDE_BY_SIDE.search(literal):
         return literal
     parts: list[str] = []
@@ -303,7 +306,7 @@ def _with_commas(literal: str) -> str:
 
 
 def passage_to_json(passage: Passage) -> dict[str, Any]:
-    """The object of a passage."""
+    """Returns the object of a passage."""
     record: dict[str, Any] = {"title": passage.title, "text": passage.text}
     if passage.id is not None:
         record["passage_id"] = passage.id

@@ -1,8 +1,8 @@
-"""Training data (files in DPR's format or another that ``training_files`` knows, rows in memory, data sets of Hugging
-Face's ``datasets`` and of its hub) read once into a memory-mapped Arrow file.
+"""Training data (files in DPR's format or another that ``training_files`` knows, rows in memory, data sets of
+Hugging Face's ``datasets`` and of its hub) read once into a memory-mapped Arrow file.
 
-Rows that are no file are written to the cache as JSON lines for as long as they are read, so that every layout that a
-file may have is read by the same code, and the identity of the data is their content.
+Rows that do not come from a file are first written to a temporary file of JSON lines in the cache. So the
+same code reads every layout that a file may have, and the identity of the data is their content.
 
 1. Every record is parsed and checked by the reader of its format; bad ones are refused with file and line, or
    set aside.
@@ -82,14 +82,14 @@ class TrainingSet(MappedBatches):
         super().__init__(folder / _ROWS)
         self.name = name
         self.fingerprint: str = metadata["fingerprint"]
-        """Changes with the content of the files, not with their names or times."""
+        """Hash that changes with the content of the files, not with their names or times."""
         self.counts = Counts(**metadata["counts"])
         self.unread: dict[str, str] = metadata["unread"]
         """Warnings about keys that are not read, by key."""
         self._folder = folder
         self._duplicate_rows, self._leaders = np.ascontiguousarray(np.load(folder / _DUPLICATES).T)
         self.question_hashes: np.ndarray = np.load(folder / _QUESTIONS)
-        """Equal where questions are, but for case and spacing."""
+        """Hashes that are equal for questions that are equal except for case and spacing."""
         order = np.argsort(self._leaders, kind="stable")
         self._leaders_in_order = self._leaders[order]
         self._rows_by_leader = self._duplicate_rows[order]
@@ -106,8 +106,8 @@ class TrainingSet(MappedBatches):
         )
 
     def known_positives(self, row: int) -> tuple[Passage, ...]:
-        """All passages known to answer the question of ``row``: its own, then those of rows with exactly the
-        same question."""
+        """Returns all passages known to answer the question of ``row``: its own, then those of rows with
+        exactly the same question."""
         known: dict[Passage, None] = {}
         for same in (row, *self.rows_with_same_question(row)):
             batch, index = self.find(same)
@@ -115,7 +115,7 @@ class TrainingSet(MappedBatches):
         return tuple(known)
 
     def rows_with_same_question(self, row: int) -> list[int]:
-        """Other rows whose question is exactly that of ``row``, in order."""
+        """Returns other rows whose question is exactly that of ``row``, in order."""
         index = int(np.searchsorted(self._duplicate_rows, row))
         if index == len(self._duplicate_rows) or self._duplicate_rows[index] != row:
             return []
@@ -146,15 +146,15 @@ def open_training_set(
     or rows.
 
     The first opening parses the data into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones
-    reuse that while the content is the same; a file is read again only where its times have changed.
+    reuse the result while the content is the same; a file is read again only if its times have changed.
     ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside in ``rejected-<fingerprint>.jsonl`` in
-    the cache folder. What cannot be skipped is an array that breaks off or is not JSON.
+    the cache folder. An array that breaks off or is not JSON cannot be skipped.
 
     Args:
         data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may
-            have, or of texts: a question, its passage, and negatives; a frame of pandas; a
-            ``datasets.Dataset`` or ``DatasetDict``; or ``hf://user/name``, which ``datasets`` fetches.
-        split: which part of a folder or ``DatasetDict``; empty = train, or the only one.
+        have, or of texts: a question, its passage, and negatives; a frame of pandas; a ``datasets.Dataset``
+        or ``DatasetDict``; or ``hf://user/name``, which ``datasets`` fetches.
+        split: part of a folder or ``DatasetDict``; empty = train, or the only one.
         columns: names of columns by role: question, positive, negative, title, answers, label.
 
     Raises:
@@ -188,8 +188,8 @@ def open_training_set(
 
 
 def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin: str = "") -> Path:
-    """The cache folder of the rows of these files, up to ``limit`` of which may be bad. ``origin`` says where rows
-    came from that stand in a file of the moment."""
+    """Returns the cache folder of the rows of these files, up to ``limit`` of which may be bad. ``origin``
+    names the source of rows that were written to a temporary file."""
     cache = cache_root(options.cache_dir)
     usable = UsableRows(limit, file=cache / "rejected-too-many.jsonl")
     digest = hashlib.sha256(_FINGERPRINT)
@@ -238,8 +238,8 @@ def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin
 
 
 def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
-    """Writes samples in order, and which have the same question, into a folder. Memory: one batch, and 8 bytes
-    per sample."""
+    """Writes samples in order, and the rows that share a question, into a folder. Takes the memory of one
+    batch, and 8 bytes per sample."""
     hashes = array("Q")
 
     def rows() -> Iterator[list[Any]]:
@@ -270,23 +270,23 @@ def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
 
 
 def is_hub_name(data: Any) -> bool:
-    """Whether this names a data set of the hub: ``hf://user/name``, or ``hf://user/name/configuration``."""
+    """True for a name of a data set of the hub: ``hf://user/name``, or ``hf://user/name/configuration``."""
     return isinstance(data, str) and data.startswith(HUB)
 
 
 def are_files(data: Any) -> bool:
-    """Whether this is a path or pattern, or a list of them."""
+    """True for a path or pattern, or a list of them."""
     listed = data if isinstance(data, list | tuple) else [data]
     return not is_hub_name(data) and all(isinstance(item, str | Path) for item in listed)
 
 
 @contextmanager
 def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
-    """A file with the rows of ``data``, a JSON object a line, for as long as the block lasts.
+    """Yields a file with the rows of ``data``, a JSON object a line, for the duration of the block.
 
     Raises:
-        InputError: a value of a row is none of JSON's; and what the block raises about a line of the file,
-        which then names the row.
+        InputError: a value of a row is none of JSON's. Errors of the block about a line of the file name the
+        row instead.
         ConfigError: ``data`` is of another type, or has several splits and none is chosen.
         OutputError: there is no room for the file.
     """
@@ -312,7 +312,7 @@ def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
 
 
 def _rows(data: Any, split: str) -> Iterable[Any]:
-    """The rows of a list, or of the split of a data set."""
+    """Returns the rows of a list, or of the split of a data set."""
     if isinstance(data, dict) and data and all(hasattr(part, "column_names") for part in data.values()):
         return _rows(data[chosen_split(list(data), split, Path("the data set"))], "")  # a DatasetDict
     if split:

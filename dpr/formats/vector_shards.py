@@ -8,8 +8,8 @@ written last.
         (pack_ids in dpr/formats/arrays.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
 
-Until then a chunk is a step (dpr/storage/steps.py): several processes may write different chunks of one shard
-at the same time; one of them finishes it.
+Before the manifest is written, a chunk is a step (dpr/storage/steps.py): several processes may write
+different chunks of one shard at the same time; one of them finishes it.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _OF_CORPUS = ("corpus", "corpus_fingerprint", "id_prefix", "num_shards")
 
 
 class VectorShardWriter(Steps):
-    """Writes one shard, chunk by chunk, in any order; resumes what an earlier, killed writer of the same
-    metadata left.
+    """Writes one shard, chunk by chunk, in any order. Resumes the work of an earlier, killed writer of the
+    same metadata.
 
-    A finished shard is verified first; a damaged one becomes unfinished again, and its damaged chunks have to
-    be rewritten.
+    A finished shard is verified first; a damaged one becomes unfinished again, and its damaged chunks must be
+    written again.
 
     Raises:
         InputError: ``folder`` holds a shard with other metadata (the message names the difference), or
@@ -121,7 +121,7 @@ class VectorShardWriter(Steps):
         self.write_step(number, array_writers(files))
 
     def finish(self, num_chunks: int | None = None) -> None:
-        """Writes the manifest. Call once, when all chunks are written by whichever process; a second call
+        """Writes the manifest. Call it once, when all chunks are written by whichever process; a second call
         changes nothing.
 
         Raises:
@@ -192,14 +192,14 @@ class VectorShard:
             raise InputError(problems[0] + more, file=self.path, hint=hint)
 
     def ids_sha256(self) -> str:
-        """A hash of the files that hold the ids."""
+        """Returns a hash of the files that hold the ids."""
         return text_sha256(
             json.dumps([files[_file("ids", number)]["sha256"] for number, files in self._chunks.items()])
         )
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, some rows at a time; codes as
-        float32."""
+        """Yields ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, some rows at a time; codes
+        as float32."""
         for number in self._chunks:
             ids, arrays = self._arrays(number)
             rows = _DECODED_ROWS if self.dtype == "int8" else _PLAIN_ROWS
@@ -208,7 +208,7 @@ class VectorShard:
                 yield ids[start : start + rows], decode(part)
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
+        """Returns ids (n,) and vectors (n, D) at these ascending rows, n at least 1. Nothing else is read."""
         if self._ends is None:
             self._ends = np.cumsum([len(ids) for ids in self._mapped_ids()])
         chunk_of = np.searchsorted(self._ends, rows, side="right")
@@ -222,7 +222,7 @@ class VectorShard:
         return np.concatenate(found_ids), np.concatenate(found)
 
     def _arrays(self, number: int) -> tuple[PackedIds, dict[str, np.ndarray]]:
-        """Ids and arrays of a chunk, memory-mapped."""
+        """Returns ids and arrays of a chunk, memory-mapped."""
         ids = PackedIds.mapped(self.path / _file("ids", number))
         files = {name: self.path / _file(name, number) for name in array_names(self.dtype)}
         arrays = {name: map_vectors(file, name, self.dtype, self.dimension) for name, file in files.items()}
@@ -234,7 +234,7 @@ class VectorShard:
         return ids, arrays
 
     def id_chunks(self) -> Iterator[np.ndarray]:
-        """Ids (n,) of dtype 'S', in order, some rows at a time."""
+        """Yields ids (n,) of dtype 'S', in order, some rows at a time."""
         for ids in self._mapped_ids():
             yield from ids.chunks()
 
@@ -243,7 +243,7 @@ class VectorShard:
 
 
 def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:
-    """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong
+    """Returns the shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong
     together.
 
     Raises:
@@ -273,8 +273,8 @@ def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:
 
 
 def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
-    """Raises InputError unless shards may be searched together: of one model and encoding, none missing. Scores of
-    float32, float16 and int8 agree to within a fraction of a percent."""
+    """Raises InputError unless shards may be searched together: of one model and encoding, none missing.
+    Scores of float32, float16 and int8 agree to within a fraction of a percent."""
     first_path, first = shards[0]
     for path, metadata in shards[1:]:
         for key, what in _MUST_AGREE.items():

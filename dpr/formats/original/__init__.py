@@ -1,1 +1,1 @@
-"""What reads and writes the files of the original DPR."""
+"""Files of the original DPR, read and written."""

@@ -2,9 +2,10 @@
 them, and written back.
 
     model_dict        weights: `question_model.` and `ctx_model.` + names of a Hugging Face BertModel,
-    `encode_proj.` with a projection encoder_params    2021: do_lower_case, encoder (an OmegaConf object that
-    drags the run's whole configuration along); 2020: one flat dict optimizer_dict, scheduler_dict, offset,
-    epoch
+                      `encode_proj.` with a projection
+    encoder_params    2021: do_lower_case, encoder (an OmegaConf object that drags the run's whole
+                      configuration along); 2020: one flat dict
+    optimizer_dict, scheduler_dict, offset, epoch
 
 Both containers of ``torch.save`` are read: the zip archive, and the plain sequence of pickles that came
 before it. Tensors are looked up only when asked for, so the optimizer's state, twice the size of the weights,
@@ -55,20 +56,20 @@ _NAMES = re.compile(
     r"|pathlib\.(PosixPath|PurePosixPath)|argparse\.Namespace"
     r"|(omegaconf|typing)(\.\w+)+"
 )
-"""What such a file may name; the settings of a run under Hydra are OmegaConf's objects."""
+"""Names that such a file may use. The settings of a run under Hydra are OmegaConf's objects."""
 
 
 @dataclass(frozen=True)
 class DprCheckpoint:
-    """What is used of a file: ``weights`` by the file's own names (without poolers and position numbers), and
-    what the towers are."""
+    """The contents of a file that are used: ``weights`` by the file's own names (without poolers and position
+    numbers), and the configuration of the towers."""
 
     weights: dict[str, Tensor]
     pretrained_model_cfg: str | None
     do_lower_case: bool
     sequence_length: int = 256
     settings: dict[str, Any] = field(default_factory=dict)
-    """The numbers and texts of ``encoder_params``, flat."""
+    """Numbers and texts of ``encoder_params``, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
     """Reads the weights and the encoder's settings.
 
     Raises:
-        CheckpointError: the file is not such a checkpoint, is damaged, or names something that has no place
-        in one.
+        CheckpointError: the file is not such a checkpoint, is damaged, or names something that does not
+        belong in one.
     """
     try:
         weights: dict[str, Tensor] = {}
@@ -149,7 +150,8 @@ def _section(root: Any, name: str) -> dict[Any, Any]:
 
 
 def _dictionary(value: Any) -> dict[Any, Any] | None:
-    """A dictionary, or what is inside an OmegaConf container or an argparse.Namespace."""
+    """Returns a dictionary, or the content of an OmegaConf container or an argparse.Namespace; None for other
+    values."""
     if _is_node(value):
         value = value.state.get("_content")
     elif isinstance(value, Record) and value.of == "argparse.Namespace":
@@ -162,7 +164,7 @@ def _is_node(value: Any) -> bool:
 
 
 class _Storages:
-    """Reads storages once each, with ``read`` (storage, bytes); tensors of one storage share its memory, so
+    """Reads each storage once, with ``read`` (storage, bytes). Tensors of one storage share its memory, so
     that no file can ask for more than its own size."""
 
     def __init__(self, read: Callable[[_Storage, int], bytes]) -> None:
@@ -190,7 +192,7 @@ class _Storages:
 
 
 def _tensor_parts(value: Any, name: Any) -> tuple[_Storage, int, tuple[int, ...], tuple[int, ...]]:
-    """Data, offset, shape and stride."""
+    """Returns data, offset, shape and stride."""
     if isinstance(value, Record) and value.of == "torch._utils._rebuild_parameter" and value.arguments:
         value = value.arguments[0]
     if (
@@ -215,7 +217,7 @@ def _tensor_parts(value: Any, name: Any) -> tuple[_Storage, int, tuple[int, ...]
 
 @contextmanager
 def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages]]:
-    """The dictionary in the file, and where its tensors come from."""
+    """Opens the dictionary in the file, and the storages of its tensors."""
     start = file.read(4)
     file.seek(0)
     if start != b"PK\x03\x04":
@@ -250,8 +252,8 @@ def _member(archive: zipfile.ZipFile, name: str, sizes: range) -> bytes:
 
 
 def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
-    """The container before the zip archive: magic, version, machine, the dictionary, the keys of the data,
-    then count and data of each."""
+    """Reads the container before the zip archive: magic, version, machine, the dictionary, the keys of the
+    data, then count and data of each."""
     head = io.BytesIO(file.read(MAX_STRUCTURE_BYTES))
     seen: dict[str, _Storage] = {}
     reader = _reader(head, seen)
@@ -288,8 +290,8 @@ def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
 
 def _reader(stream: io.BytesIO, seen: dict[str, _Storage]) -> StructureReader:
     def reference(value: Any) -> _Storage:
-        """('storage', type, key, device, count), in old files with a sixth member for views, which is
-        None."""
+        """Returns the storage of ('storage', type, key, device, count). Old files have a sixth member for
+        views, which is None."""
         if (
             not isinstance(value, tuple)
             or len(value) not in (5, 6)

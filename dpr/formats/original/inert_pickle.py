@@ -27,7 +27,7 @@ MAX_STRUCTURE_BYTES = 16 << 20
 _MAX_NAMES = 1000
 _MAX_KEY_PARTS = 16
 
-# Operations by code: the bytes of their argument, or of the length before it. What calls by another road
+# Operations by code: the bytes of their argument, or of the length before it. Other ways to call
 # (INST, OBJ, NEWOBJ_EX), extension codes, outside buffers and the text forms of protocol 0 are missing.
 _FIXED = {
     **dict.fromkeys(b"(01N\x88\x89)\x85\x86\x87t]ae\x94\x93Rb", 0),
@@ -49,7 +49,7 @@ class MalformedPickle(ValueError):
 
 
 class Record:
-    """What would have been an object of the class, or the result of the function, called ``of``."""
+    """Stand-in for an object of the class, or the result of the function, called ``of``."""
 
     __slots__ = ("arguments", "state")
     of: ClassVar[str]
@@ -81,7 +81,7 @@ class _Dictionary(dict[Any, Any]):
 
 
 class _Inert:
-    """Turns names in a stream into classes that do nothing."""
+    """Base that turns names in a stream into classes that do nothing."""
 
     _is_allowed: Callable[[str], bool]
     _found: dict[str, type]
@@ -120,7 +120,8 @@ class StructureReader(_Inert, _Unpickler):
         return self._reference(value)
 
     def load(self) -> Any:
-        """The next pickle; MalformedPickle if it is damaged, or not of plain data and allowed names."""
+        """Returns the next pickle. Raises MalformedPickle if it is damaged, or not of plain data and allowed
+        names."""
         with _refusing_damage():
             return super().load()
 
@@ -158,7 +159,8 @@ class _VectorReader(_Inert, Unpickler):
 
 
 def load_vectors(stream: mmap.mmap, is_allowed: Callable[[str], bool]) -> Any:
-    """The pickle of lists, tuples, numbers, texts, bytes and allowed names that a mapped file holds.
+    """Returns the content of the pickle in a mapped file: lists, tuples, numbers, texts, bytes and allowed
+    names.
 
     Raises:
         MalformedPickle: it is damaged, or holds anything else.

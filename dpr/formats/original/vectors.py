@@ -47,13 +47,13 @@ class PickledVectors(ArraySource):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the file."""
+        """Returns SHA-256 of the file."""
         return str(describe_file(self.path)["sha256"])
 
 
 def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (n,) and vectors (n, D). ``size``, of the file, bounds both: a pickle may hold a value once and
-    refer to it a million times."""
+    """Returns ids (n,) and vectors (n, D). ``size``, of the file, bounds both, since a pickle may hold a
+    value once and refer to it a million times."""
     if not isinstance(items, list) or not items:
         raise MalformedPickle("the file does not hold a list, or an empty one")
     ids: list[bytes] = []

@@ -1,2 +1,2 @@
-"""Training data in many formats: read as a stream of samples, and written where the format holds all that
+"""Training data in many formats, read as a stream of samples, and written if the format holds everything that
 training needs."""

@@ -1,4 +1,5 @@
-"""Columns for question, positive and negative: JSON lines, tables, Parquet, Hugging Face ``datasets`` folders.
+"""Columns for question, positive and negative in JSON lines, tables, Parquet and Hugging Face ``datasets``
+folders.
 
 Columns are found by their usual names, or named by role. Tables of pairs, with a label or score or without, and
 MS MARCO's triples need no header; they hold texts, or ids. Consecutive rows with the same question become one
@@ -90,7 +91,7 @@ Parse = Callable[[dict[str, Any]], TrainingSample]
 
 
 def has_columns(keys: Iterable[str]) -> bool:
-    """Whether the columns of records with these keys can be found by their names."""
+    """True if the columns of records with these keys can be found by their names."""
     names = set(keys)
     if "paragraphs" in names:  # SQuAD's, where questions lie deeper
         return False
@@ -98,7 +99,8 @@ def has_columns(keys: Iterable[str]) -> bool:
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows whose columns hold texts, lists of texts, objects with text and title, or, with a corpus, ids."""
+    """Yields rows whose columns hold texts, lists of texts, objects with text and title or, with a corpus,
+    ids."""
     if unknown := set(options.columns) - set(ROLES):
         raise ConfigError(
             f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}"
@@ -109,20 +111,20 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
 
 
 def read_lists(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Tevatron's records, version 1 with the passages in the row and version 2 with their ids and
-    ``options.corpus``, and FlagEmbedding's: one row for each, whatever its question."""
+    """Yields one row for each record, whatever its question: Tevatron's, version 1 with the passages in the
+    row and version 2 with their ids and ``options.corpus``; and FlagEmbedding's."""
     return record_rows(path, _parser(path, options, labels=()), options, _KNOWN)
 
 
 def head_of(path: Path) -> str:
-    """The beginning of a text file, without a byte order mark."""
+    """Returns the beginning of a text file, without a byte order mark."""
     with open_input(path) as stream:
         return stream.peek(HEAD_BYTES)[:HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
 
 
 def read_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> Iterator[SourceRow]:
-    """Rows of a table whose columns are in the order of ``roles``, if no header says otherwise. Those of question and
-    passage may have a label or score as third column (``ReadOptions.min_grade``)."""
+    """Yields rows of a table whose columns are in the order of ``roles``, unless a header says otherwise.
+    Rows of question and passage may have a label or score as third column (``ReadOptions.min_grade``)."""
     if (options.queries is None) != (options.corpus is None):
         raise ConfigError(
             "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
@@ -144,7 +146,7 @@ def _known(options: ReadOptions) -> tuple[str, ...]:
 
 
 def _table_rows(path: Path, options: ReadOptions, names: Sequence[str] = ()) -> Iterator[SourceRow]:
-    """Rows of a table whose columns have these names, or else those in its first row."""
+    """Yields rows of a table whose columns have these names, or else those in its first row."""
     parse = _parser(path, options)
     rows = (item for item in table_rows(path, table_form(path)) if any(map(str.strip, item[1])))
     if not names:
@@ -168,8 +170,8 @@ def _table_rows(path: Path, options: ReadOptions, names: Sequence[str] = ()) -> 
 
 
 def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) -> Parse:
-    """Record -> sample, by roles; with the questions and passages that rows name by id, where they are
-    given."""
+    """Returns a function from record to sample, by roles. It looks up questions and passages that rows name
+    by id, if their files are given."""
     queries = open_store(options.queries, cache_dir=options.cache_dir) if options.queries else None
     corpus = open_store(options.corpus, cache_dir=options.cache_dir) if options.corpus else None
     named = options.columns
@@ -245,7 +247,7 @@ def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) 
 
 
 def _at(record: Any, path: str) -> Any:
-    """The value at ``a.b``; of lists on the way, the values of all items as one list."""
+    """Returns the value at ``a.b``. For a list on the way, it returns the values of all items as one list."""
     if isinstance(record, list):
         values = [_at(item, path) for item in record]
         return [leaf for value in values for leaf in (value if isinstance(value, list) else [value])]

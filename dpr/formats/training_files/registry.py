@@ -1,6 +1,6 @@
-"""All formats of training data, and the one that the content of a file shows. Here are DPR's, read and written;
-SQuAD's, read; BEIR's layout, ``corpus.jsonl``, ``queries.jsonl`` and graded ``qrels/<split>.tsv``, and TREC judgements
-with both files beside, read, and BEIR's written; Tevatron's and FlagEmbedding's, written."""
+"""All formats of training data, and recognition of a file's format by its content. This module reads and
+writes DPR's files and BEIR's layout (``corpus.jsonl``, ``queries.jsonl`` and graded ``qrels/<split>.tsv``),
+reads SQuAD's and TREC judgements with both files beside them, and writes Tevatron's and FlagEmbedding's."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ _DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "nega
 
 
 def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """DPR's training files."""
+    """Yields the rows of DPR's training files."""
     return record_rows(path, sample_from_json, options, _DPR_KEYS)
 
 
 def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes a DPR training file: JSON lines for names in .jsonl, else a JSON array; compressed for names in
-    ``.gz``. Returns how many."""
+    ``.gz``. Returns the number of samples."""
     file = user_path(path)
     if file.name.removesuffix(".gz").endswith(".jsonl"):
         return _write_lines(lambda _, sample: sample_to_json(sample), file, samples, note)
@@ -88,7 +88,8 @@ def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
-    """Title and text are joined by a space; ids and answers have no place in this format."""
+    """Returns a record whose texts join title and text by a space; ids and answers have no place in this
+    format."""
     record: dict[str, Any] = {"query": sample.question}
     negatives = sample.hard_negatives + sample.other_negatives
     has_scores = any(passage.teacher_score is not None for passage in sample.positives + negatives)
@@ -113,18 +114,19 @@ def _write_lines(
 
 
 write_tevatron = partial(_write_lines, _tevatron_record)
-"""Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one made of
-their content."""
+"""Function that writes version 1. Both kinds of negatives become ``negative_passages``; passages without id
+get one made from their content."""
 write_flag_embedding = partial(_write_lines, _flag_embedding_record)
-"""Writes plain texts. Both kinds of negatives become ``neg``."""
+"""Function that writes plain texts. Both kinds of negatives become ``neg``."""
 
 
 def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """SQuAD's JSON (also SQuADShifts and others of its form): one row per question, article by article; its
-    title is that of its passages.
+    """Yields the rows of SQuAD's JSON (also SQuADShifts and others of its form): one per question, article by
+    article. Passages get the title of their article.
 
-    A question without answer in its paragraph (SQuAD 2.0) has no positive. A bad row ends its article. It is
-    named by its place, since most such files are a single line. The whole file is held in memory.
+    A question without answer in its paragraph (SQuAD 2.0) has no positive. A bad row ends its article. The
+    error names its place in the object, since most such files are a single line. The whole file is held in
+    memory.
     """
     articles = read_json_object(path).get("data")
     if not isinstance(articles, list):
@@ -157,17 +159,18 @@ def _squad_samples(article: Any, where: str) -> Iterator[TrainingSample]:
 
 
 def _objects(value: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a list, each with its place."""
+    """Returns the objects of a list, each with its place."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError(f"{where} is {describe(value)}, expected a list of objects")
     return [(f"{where}[{number}]", item) for number, item in enumerate(value)]
 
 
 def read_beir(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """One sample per question, positives by falling grade. ``path`` is BEIR's folder or a file of judgements.
+    """Yields one sample per question, positives by falling grade. ``path`` is BEIR's folder or a file of
+    judgements.
 
-    Judgements of one question are expected to follow each other; where they do not, there are as many
-    samples.
+    Judgements of one question are expected to follow each other; a question whose judgements do not gives
+    several samples.
     """
     qrels = path
     folder = path.parent.parent
@@ -208,7 +211,7 @@ def read_beir(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
 
 
 def files_read(path: Path) -> list[Path]:
-    """The file and those it needs: judgements in a ``qrels`` folder are read with their corpus and
+    """Returns the file and those it needs: judgements in a ``qrels`` folder are read with their corpus and
     questions."""
     if path.is_dir() or path.parent.name != "qrels":
         return [path]
@@ -217,8 +220,8 @@ def files_read(path: Path) -> list[Path]:
 
 
 def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
-    """Writes BEIR's layout as a folder: positives with grade 1, negatives of both kinds with grade 0. Passages
-    without id get one made of their content. Holds the ids and grades in memory.
+    """Writes BEIR's layout as a folder: positives with grade 1, negatives of both kinds with grade 0.
+    Passages without id get one made from their content. Holds the ids and grades in memory.
 
     Raises:
         InputError: two different passages with the same id; an id that holds white space.
@@ -260,7 +263,7 @@ READERS: dict[str, Callable[[Path, ReadOptions], Iterator[SourceRow]]] = {
     "pairs": partial(columns.read_in_order, roles=("question", "positive")),
     "columns": columns.read,
 }
-"""By the names of formats."""
+"""Readers by the names of formats."""
 WRITERS: dict[str, Callable[[Path, Iterable[TrainingSample], Note], int]] = {
     "dpr": write_training_set,
     "beir": write_beir,
@@ -270,8 +273,8 @@ WRITERS: dict[str, Callable[[Path, Iterable[TrainingSample], Note], int]] = {
 
 
 def look_at(path: Path) -> tuple[tuple[str, ...], str]:
-    """The names of the formats that fit the beginning of a file, or a folder's names; and what is there, for
-    messages. A file with nothing to see fits DPR's."""
+    """Returns the names of the formats that fit the beginning of a file, or a folder's names; and a
+    description of the content, for messages. A file without content fits DPR's."""
     if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
         return (("beir",) if (path / "qrels").is_dir() else ()), "folder"
     if is_arrow(path):
@@ -304,7 +307,8 @@ def _shown_keys(keys: set[str]) -> str:
 
 
 def _fitting_records(keys: set[str]) -> tuple[str, ...]:
-    """Names of the formats that fit; "columns", which are found by many names, only where no other does."""
+    """Returns the names of the formats that fit; "columns", whose keys have many names, only if no other
+    does."""
     names = {
         "dpr": "positive_ctxs" in keys,
         "tevatron": bool(keys & {"positive_passages", "positive_document_ids"}),
@@ -334,8 +338,8 @@ def _fitting_table(fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
-    """The name of the format that is given, else of the one that the content shows; DPR's where there is
-    nothing to see.
+    """Returns the name of the format that is given, else of the one that the content shows; DPR's for a file
+    without content.
 
     Raises:
         ConfigError: no format has this name.
@@ -363,5 +367,5 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
 
 
 def read_rows(path: Path, options: ReadOptions, *, name: str = "") -> Iterator[SourceRow]:
-    """The rows of a file in the format of this name, or in the one that ``format_of`` finds."""
+    """Yields the rows of a file in the format of this name, or in the one that ``format_of`` finds."""
     return READERS[format_of(path, options, name=name)](path, options)

@@ -1,5 +1,5 @@
-"""What every reader yields, one item per row of a file, good or bad; warnings about keys that none reads; and which
-rows are used."""
+"""Rows that every reader yields, one item per row of a file, good or bad. Also warnings about keys that no
+reader reads, and the choice of rows to use."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MATTERS = re.compile(
     r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?"
 )
 Note = Mapping[str, Any] | None
-"""What a written file was made of, for the checksum beside it."""
+"""Sources of a written file, for the checksum beside it."""
 
 
 def unnumbered(key: str) -> str:
-    """The name of a column without a number behind it: ``negative`` of ``negative_1``."""
+    """Returns the name of a column without a number after it: ``negative`` of ``negative_1``."""
     return re.sub(r"[_-]?\d+$", "", key)
 
 
@@ -39,7 +39,7 @@ class UnreadKeys:
 
     def __init__(self) -> None:
         self.warnings: dict[str, str] = {}
-        """One sentence per key."""
+        """Warnings by key, one sentence each."""
         self._seen: set[str] = set()
 
     def look(self, keys: Iterable[str], known: Sequence[str], *, file: Path, line: int) -> None:
@@ -64,22 +64,22 @@ class UnreadKeys:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What the content of a file does not show."""
+    """Settings for facts that the content of a file does not show."""
 
     corpus: Path | None = None
     """Passages that rows name by id."""
     queries: Path | None = None
     """Questions that rows name by id."""
     split: str = ""
-    """Which part of a folder; empty = train, or the only one."""
+    """Part of a folder to read; empty = train, or the only one."""
     min_grade: float | None = None
-    """Judgements, labels and scores from this one on are positives; None is 1, and only whole grades. Those
-    of 0 or below are hard negatives, those between are left out."""
+    """Least judgement, label or score of a positive; None is 1, and whole grades only. Values of 0 or below
+    are hard negatives; those between are left out."""
     columns: dict[str, str] = field(default_factory=dict)
     """Column names by role: question, positive, negative, title, answers, label. ``a.b`` is key b of column
     a, of each item in a list."""
     cache_dir: Path | None = None
-    """Where a corpus is stored for looking up its passages."""
+    """Cache folder in which a corpus is stored for looking up its passages."""
     unread: UnreadKeys = field(default_factory=UnreadKeys, compare=False)
     """Collects warnings about keys that are not read."""
 
@@ -96,7 +96,8 @@ class SourceRow:
 
 
 def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], value: Any) -> SourceRow:
-    """The row that ``parse`` makes of ``value``: the fields of a table, a record. Its ValueError makes a bad row."""
+    """Returns the row that ``parse`` makes from ``value``: the fields of a table, or a record. A ValueError
+    of ``parse`` gives a bad row."""
     try:
         with located(file, line):
             return SourceRow(file, line, parse(value))
@@ -107,11 +108,11 @@ def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], va
 def record_rows(
     path: Path, parse: Callable[[dict[str, Any]], TrainingSample], options: ReadOptions, known: Sequence[str]
 ) -> Iterator[SourceRow]:
-    """One row per record of a JSON, Parquet or Arrow file, or of a folder of these; ``known`` are the keys that
-    ``parse`` reads.
+    """Yields one row per record of a JSON, Parquet or Arrow file, or of a folder of these. ``known`` are the
+    keys that ``parse`` reads.
 
     Raises:
-        InputError: what cannot be skipped (see ``iter_json_records``, ``arrow_rows``).
+        InputError: an error that cannot be skipped (see ``iter_json_records``, ``arrow_rows``).
     """
 
     def parse_record(record: JsonRecord) -> TrainingSample:
@@ -129,8 +130,8 @@ def record_rows(
 
 
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
-    """Joins consecutive rows with the same question, also across bad ones: their passages become one sample's, each
-    once."""
+    """Joins consecutive rows with the same question, also across bad ones. Their passages become those of one
+    sample, each once."""
     group: list[tuple[SourceRow, TrainingSample]] = []
     for row in rows:
         if row.sample is None:
@@ -157,21 +158,21 @@ def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:
 
 
 def preparing(options: str) -> str:
-    """The command that reads a file with ``options``, which other commands do not have."""
+    """Returns the command that reads a file with ``options`` that other commands do not have."""
     return f"dpr prepare FILE {options} out=train.jsonl"
 
 
 def content_id(passage: Passage) -> str:
-    """The id of a passage, or one made of its title and text where it has none."""
+    """Returns the id of a passage, or one made from its title and text if it has none."""
     return passage.id if passage.id is not None else text_sha256(f"{passage.title}\0{passage.text}")[:20]
 
 
 @dataclass(slots=True)
 class Counts:
-    """Rows of training files: ``kept``, ``dropped`` for having no positive passage, ``rejected`` as bad;
-    together ``read``.
+    """Numbers of rows of training files: ``kept``, ``dropped`` for having no positive passage, ``rejected``
+    as bad; together ``read``.
 
-    Formats that join rows of one question make fewer records of the kept ones.
+    Formats that join rows of one question make fewer records than rows kept.
     """
 
     read: int = 0
@@ -181,10 +182,10 @@ class Counts:
 
 
 class UsableRows:
-    """Counts rows and gives the samples of those that are used.
+    """Counts rows and yields the samples of usable rows.
 
-    ``limit`` is the number of bad rows that are set aside, None refuses the first. ``file`` lists them when they are
-    too many.
+    ``limit`` is the number of bad rows that are set aside; None refuses the first. ``file`` lists them if
+    there are too many.
     """
 
     def __init__(self, limit: int | None, *, file: Path) -> None:
@@ -194,7 +195,7 @@ class UsableRows:
         self.counts = Counts()
 
     def samples(self, rows: Iterable[SourceRow]) -> Iterator[TrainingSample]:
-        """The samples with a positive.
+        """Yields the samples with a positive.
 
         Raises:
             InputError: bad rows are not allowed, or there are too many; those so far are then listed in the
@@ -247,5 +248,5 @@ class UsableRows:
 
 
 def shown(files: Sequence[Path]) -> str:
-    """The first files, as messages name them."""
+    """Returns the first files, as messages name them."""
     return ", ".join(map(str, files[:3]))
