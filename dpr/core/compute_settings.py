@@ -66,7 +66,7 @@ class ForwardSettings(DeviceSettings):
     precision: str = setting("fp32", choices=tuple(PRECISIONS))
     """Arithmetic of models; bf16 is several times faster than fp32 on recent GPUs."""
     batch_tokens: int = setting(0, unit="tokens", least=0)
-    """Largest number of tokens in one forward pass, halved where embedding runs out of memory; 0 = 65,536 on
+    """Maximum number of tokens in one forward pass, halved where embedding runs out of memory; 0 = 65,536 on
     a GPU, 4,096 on a CPU."""
 
 

@@ -4,7 +4,8 @@ import os
 
 
 def quota(groups: str = "/sys/fs/cgroup") -> int | None:
-    """Returns the most cores that this process's container may use, rounded up; None if there is no limit.
+    """Returns the maximum number of cores that this process's container may use, rounded up; None if there is
+    no limit.
 
     ``groups`` is the folder of Linux's control groups. Version 2 has quota and period in one file, version 1
     in two.

@@ -106,7 +106,7 @@ class TrainingSample:
 
 
 StoreFacts = dict[str, str | int | bool | None]
-"""The contents that a store was made from; a store is used only if all of these are equal."""
+"""Facts about the provenance of a store, which is used only if all of them are equal."""
 
 
 class PassageTokens(NamedTuple):

@@ -245,7 +245,7 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
 
 def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Tensor]:
     """Returns the identities of each row without repetitions, (B, K, 2), and their validity (B, K). K is the
-    most identities of any row."""
+    maximum number of identities in a row."""
     distinct = [list(dict.fromkeys(of_row)) for of_row in identities]
     most = max(map(len, distinct), default=0)
     ids = np.zeros((len(distinct), most, 2), dtype=np.int64)

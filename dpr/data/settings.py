@@ -11,7 +11,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, Settings, setting
 
 LONGEST_PROMPT = 1 << 14
-"""Most characters of a prompt, which is part of every text."""
+"""Maximum number of characters in a prompt, which is part of every text."""
 
 
 @dataclass
@@ -21,7 +21,7 @@ class BadRowSettings(Settings):
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
     """fail, or skip (bad rows are listed in a .rejected.jsonl, up to max_bad_rows)."""
     max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
-    """Most rows that on_bad_row=skip may leave out before the command ends."""
+    """Maximum number of rows that on_bad_row=skip may leave out before the command ends."""
 
 
 @dataclass

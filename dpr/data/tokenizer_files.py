@@ -55,8 +55,8 @@ _OWN = ("encoder_settings.json", "token_frequencies.json")
 _LONGEST_TEXT = 1 << 14
 _GROWTH = {"BertNormalizer": 3, "Metaspace": 2, "ByteLevel": 4}
 _MOST_GROWTH = 250
-"""Most characters that a tokenizer's steps may make from one. A table of SentencePiece makes up to 18, and
-steps that put spaces around punctuation 12 each."""
+"""Maximum number of characters that a tokenizer's steps may make from one. A table of SentencePiece makes up
+to 18, and steps that put spaces around punctuation 12 each."""
 
 
 def is_read(name: str) -> bool:

@@ -1,5 +1,5 @@
-"""``dpr prepare SOURCE``: converts training data of any known format to DPR's, or to another format that can
-be written."""
+"""``dpr prepare SOURCE``: converts training data from any known format to DPR's, or to another format that
+can be written."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ logger = get_logger(__name__)
 
 
 def read_options(config: ReadSettings) -> ReadOptions:
-    """The settings as readers take them."""
+    """Returns the settings as readers take them."""
     corpus = None if config.corpus is None else Path(config.corpus)
     queries = None if config.queries is None else Path(config.queries)
     return ReadOptions(corpus, queries, config.split, config.min_grade, config.columns())
 
 
 def convert(config: PrepareSettings) -> str:
-    """Reads the sources one after the other and writes them as ``out``, holding one record at a time; returns
-    what came of it.
+    """Reads the sources one after the other and writes them as ``out``, with one record at a time in memory.
+    Returns a report.
 
     Bad rows end the conversion, or with ``on_bad_row=skip`` are listed in ``<out>.rejected.jsonl``, up to
     ``max_bad_rows``.
 
     Raises:
-        InputError: a bad row, too many of them, no usable row, or ``out`` exists, made of something else, and
-        ``overwrite`` is false.
+        InputError: a bad row, too many of them, no usable row, or ``out`` exists, made from other inputs or
+        settings, and ``overwrite`` is false.
         OutputError: ``out`` cannot be written.
         ConfigError: an unknown format, or one that cannot be written.
     """
@@ -83,11 +83,11 @@ def convert(config: PrepareSettings) -> str:
 
 
 def _without_suspects(samples: Iterable[TrainingSample], file: Path) -> Iterator[TrainingSample]:
-    """The samples without the labels of a list (``dpr check-data suspects=``), as it was written or shortened
-    since; those without a positive are left out.
+    """Yields the samples without the labels in a list (``dpr check-data suspects=``), as it was written or
+    shortened since. Samples left without a positive are dropped.
 
     Raises:
-        InputError: a line is none of such a list, or no label is one of the list's.
+        InputError: a line does not belong to such a list, or no label is in the list.
     """
     suspects = set[tuple[str, str, str]]()
     for line, record in iter_json_objects(file):

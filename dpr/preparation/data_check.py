@@ -1,5 +1,5 @@
-"""``dpr check-data``: finds what is wrong or noteworthy in training data, in one pass before a model is
-trained on them.
+"""``dpr check-data``: finds errors and notable facts in training data, in one pass before a model is trained
+on them.
 
 Memory: some 60 bytes per row, 16 per passage that a row lists, and samples of fixed size; texts are not kept.
 """
@@ -48,7 +48,7 @@ PASSAGES = ("positive", "hard negative", "other negative")
 
 @dataclass(slots=True)
 class Finding:
-    """How often something occurred, and where first."""
+    """Number of times that something occurred, and its first places."""
 
     count: int = 0
     places: list[str] = field(default_factory=list)
@@ -60,7 +60,8 @@ class Finding:
 
 
 class Reservoir:
-    """A sample of fixed size of a stream, every item with the same chance; the same for the same stream."""
+    """A sample of fixed size from a stream. Every item has the same chance; the same stream gives the same
+    sample."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
@@ -81,7 +82,7 @@ class DataCheck:
 
     def __init__(self) -> None:
         self.findings = {name: Finding() for name in PROBLEMS}
-        """What should be fixed before training."""
+        """Problems to fix before training."""
         self.rows = self.records = 0
         self.num_answers = self.without_hard = 0
         self.texts = {role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(("question", *PASSAGES))}
@@ -132,7 +133,7 @@ class DataCheck:
             self._negatives.append(hash((question, passage_hash(passage))))
             self._places.append(place)
 
-        # Only so many are compared, so that a file with a hundred negatives a row takes no longer than its
+        # The comparisons are limited, so that a file with a hundred negatives a row takes no longer than its
         # reading.
         if sample.hard_negatives and self._comparisons <= _COMPARISONS:
             self._comparisons += len(sample.hard_negatives)
@@ -145,7 +146,7 @@ class DataCheck:
                     self.findings[NEAR].add(where)
 
     def finish(self) -> DataCheck:
-        """Finds negatives that are positives of another row of the same question: this takes all rows."""
+        """Finds negatives that are positives of another row of the same question, which takes all rows."""
         for negative in np.flatnonzero(_is_in(self._negatives, self._known)).tolist():
             place = self._places[negative]
             file = self._files[place >> _LINE_BITS]
@@ -169,13 +170,13 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
 
 
 def _is_in(hashes: array[int], known: array[int]) -> np.ndarray:
-    """Of each hash (n,), whether it is among the known ones: (n,) bool."""
+    """Returns, for each hash (n,), whether it is among the known ones: (n,) bool."""
     return np.isin(np.array(hashes), np.unique(np.array(known)))
 
 
 def open_tokenizer(name_or_folder: str, *, sequence_length: int | None) -> Tensorizer:
-    """The tokenizer of a model, a model folder or file, a checkpoint or a run folder, as training and
-    embedding have it; without a length, that of the model, else 256.
+    """Returns the tokenizer of a model, a model folder or file, a checkpoint or a run folder, as training and
+    embedding use it. Without a length, it is that of the model, else 256.
 
     Raises:
         InputError: there is no tokenizer.
@@ -195,7 +196,7 @@ def _with_length(own: Tensorizer, sequence_length: int) -> Tensorizer:
 
 
 def report(sets: Mapping[str, DataCheck], tensorizer: Tensorizer | None) -> tuple[list[str], int]:
-    """The lines to print, and the number of problems. ``sets`` are train and dev, as far as they are given.
+    """Returns the lines to print, and the number of problems. ``sets`` are train and dev, if given.
 
     Raises:
         InputError: no record of the training data can be used.
@@ -232,7 +233,7 @@ def report(sets: Mapping[str, DataCheck], tensorizer: Tensorizer | None) -> tupl
 def _lengths(
     texts: Mapping[str, Reservoir], tensorizer: Tensorizer | None
 ) -> tuple[list[str], dict[str, Finding]]:
-    """A table of the lengths of questions and passages, and what of their tokens should be looked at."""
+    """Returns a table of the lengths of questions and passages, and findings about their tokens."""
     heads = " ".join(f"{head:>6}" for head in _QUANTILES)
     lines = [f"  length in {'tokens' if tensorizer else 'words':<12} {heads}   cut off"]
     findings: dict[str, Finding] = {}
@@ -275,7 +276,7 @@ def _lengths(
 
 
 def _tokens(items: Sequence[Any], tensorizer: Tensorizer) -> list[list[int]]:
-    """Of questions, or of passages."""
+    """Returns token ids of questions, or of passages."""
     return (
         tensorizer.question_tokens(items) if isinstance(items[0], str) else tensorizer.passage_tokens(items)
     )

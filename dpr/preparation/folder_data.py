@@ -1,5 +1,5 @@
-"""A folder of documents -> everything that training, search and evaluation need. The same folder and settings
-give the same bytes.
+"""Conversion of a folder of documents into everything that training, search and evaluation need. The same
+folder and settings give the same bytes.
 
 1. Read the documents, cut them into passages, and drop passages that nearly repeat an earlier one.
 2. Make questions of headings and sentences; add those that were given.
@@ -67,14 +67,14 @@ SKIPPED_FOLDERS = frozenset(
 
 
 def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
-    """The files that a reader exists for, by their path from the folder, in its order. Hidden files and
-    folders, links, and folders that programs fill are left out.
+    """Returns the files that a reader exists for, by their path from the folder, in that order. Hidden files
+    and folders, links, and folders that programs fill are left out.
 
     Args:
         types: endings such as ``md``; none = all that can be read.
 
     Raises:
-        ConfigError: an ending that nothing reads.
+        ConfigError: no reader reads an ending.
         InputError: the folder does not exist, or holds no such file.
     """
     wanted = {f".{name.lstrip('.').lower()}" for name in types} or set(READERS)
@@ -102,7 +102,7 @@ def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
 
 
 def content_of_documents(files: Mapping[str, Path]) -> str:
-    """One hash of the names and contents of documents."""
+    """Returns one hash of the names and contents of documents."""
     listed = []
     for name, path in files.items():
         content = ""
@@ -123,24 +123,25 @@ UNREAD = "unread.jsonl"
 LEAST_QUESTIONS = 30
 _FEW_GROUPS = 50
 _PART = 20  # passages
-# A group above the first share of a held-out set would make it a test of one topic; larger ones are taken
-# where nothing else is left.
+# A group above the first share of a held-out set would make it a test of one topic; larger ones are taken if
+# nothing else is left.
 LARGEST_SHARES = (0.15, 0.5, 1.0)
 _ALIKE = 0.8
 _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
-"""Share of the questions, and the most of them."""
+"""Share of the questions, and the largest number of them, by split."""
 
 
 def prepare_folder(
     folder: Path, out: Path, settings: FolderSettings, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
+    """Writes the folder ``out`` and returns counts; if the same was made before, the counts of that time.
 
-    Where there are too few questions to train on and to hold out, the corpus alone is written, with a warning.
+    If there are too few questions to train on and to hold out, only the corpus is written, with a warning.
 
     Raises:
-        InputError: nothing can be read, or ``out`` exists, made of something else, without ``overwrite``.
-        ConfigError: settings that do not fit.
+        InputError: nothing can be read, or ``out`` exists, made from other inputs or settings, without
+        ``overwrite``.
+        ConfigError: settings do not fit together.
     """
     settings.check()
     if out.resolve().is_relative_to(folder.resolve()):
@@ -226,12 +227,13 @@ def _make(
 
 
 def split_questions(pairs: Sequence[QuestionPair], seed: int) -> dict[str, list[QuestionPair]]:
-    """The questions of train, dev and test; of each held-out passage one question, of train passages all.
+    """Returns the questions of train, dev and test: one question of each held-out passage, and all questions
+    of train passages.
 
-    What is held out together: a file; where there are few, a part under an outer heading; where these are
-    few, a section; if that leaves nothing for a split, since one section has nearly all passages, ``_PART``
-    passages of a section. Of given questions those with the same best passage, or if that leaves nothing for
-    a split, each alone.
+    The questions of a file are held out together. If there are few files, it is the questions of a part under
+    an outer heading; if there are few parts, of a section. If that leaves nothing for a split, since one
+    section has nearly all passages, it is those of ``_PART`` passages of a section. Given questions are held
+    out together if they have the same best passage or, if that leaves nothing for a split, each alone.
     """
     given = [one for one in pairs if one.kind == GIVEN]
     candidates = given or one_for_each_passage(pairs)
@@ -262,7 +264,7 @@ def split_questions(pairs: Sequence[QuestionPair], seed: int) -> dict[str, list[
 
 
 def _group(one: QuestionPair, depth: int) -> str:
-    """What a question is held out with, from the largest to the smallest."""
+    """Returns the name of the group that a question is held out with; groups get smaller with ``depth``."""
     piece = one.pieces[0]
     section = str(piece.headings[-1][0])
     made = (one.file, str(piece.headings[:2][-1][0]), section, f"{section}, part {piece.place // _PART}")
@@ -270,7 +272,7 @@ def _group(one: QuestionPair, depth: int) -> str:
 
 
 def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int) -> list[str]:
-    """Names the split of each record; all records of a group get the same one.
+    """Returns the split of each record; all records of a group get the same one.
 
     Groups are taken in an order that depends on ``seed`` and their names alone, and fill the held-out splits
     (``sizes``: name -> number of records) one after the other; the rest is ``train``. Small groups come
@@ -307,7 +309,7 @@ class GivenRow(NamedTuple):
 
 
 def read_given(path: Path) -> list[GivenRow]:
-    """TSV, CSV or JSON lines. Columns are named by a header (question; answer or file), else they are the
+    """Reads TSV, CSV or JSON lines. A header names the columns (question; answer or file), else they are the
     first two.
 
     Raises:
@@ -332,7 +334,7 @@ def read_given(path: Path) -> list[GivenRow]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, Sequence[str], Sequence[Any]]]:
-    """Line, names and values of each row."""
+    """Yields line, names and values of each row."""
     if is_json_name(path):
         for line, value in iter_json_objects(path):
             yield line, list(value), list(value.values())
@@ -349,8 +351,8 @@ def _records(path: Path) -> Iterator[tuple[int, Sequence[str], Sequence[Any]]]:
 def find_answers(
     rows: Sequence[GivenRow], pieces: Sequence[Piece], *, name: str, words: int, overlap: int
 ) -> tuple[list[QuestionPair], list[Piece]]:
-    """The questions with the passages that answer them, and the passages that had to be added for answers
-    that the folder does not hold.
+    """Returns the questions with the passages that answer them, and the passages that had to be added for
+    answers that the folder does not hold.
 
     An answer is the name of a file (all of its passages answer), or a text: the passages that contain it,
     compared word by word over its first 30 words, else new passages under the name of the questions' file.

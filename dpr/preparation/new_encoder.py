@@ -1,5 +1,5 @@
-"""``dpr new-encoder``: a small encoder and a WordPiece vocabulary learned from the corpus it is for. Weights
-come with training.
+"""``dpr new-encoder``: makes a small encoder and a WordPiece vocabulary learned from the corpus that it is
+for. The weights are learned in training.
 
 The vocabulary is the same from run to run. The trainer of the ``tokenizers`` package breaks ties by token
 number, and numbers its first tokens in the order of a randomly seeded hash table, so two runs on one text
@@ -40,7 +40,7 @@ SEP = "[SEP]"
 MASK = "[MASK]"
 _CONTINUATION = "##"
 _MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others become [UNK]
-_MANY_CHARACTERS = 50_000_000  # from which learning may take longer than ten seconds
+_MANY_CHARACTERS = 50_000_000  # from this number on, learning may take longer than ten seconds
 _PASSAGES_AT_ONCE = 1000
 _WHOLE = 1 << 24  # tokens; passages are counted uncut
 _RANGE = 0.1  # standard deviation of a static encoder's random numbers
@@ -48,8 +48,8 @@ _RANGE = 0.1  # standard deviation of a static encoder's random numbers
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """Size of a BERT encoder (without layers: of a static one) and vocabulary. ``num_heads`` 0 is about one
-    head per 64 of ``hidden_size``."""
+    """Size of a BERT encoder (or of a static one, without layers) and vocabulary. ``num_heads`` 0 means about
+    one head per 64 of ``hidden_size``."""
 
     num_layers: int = 1
     hidden_size: int = 256
@@ -60,8 +60,8 @@ class EncoderShape:
     num_unused: int = 32
 
     def heads(self) -> int:
-        """The number of attention heads, 0 without layers. Raises ConfigError if the width is not a multiple
-        of ``num_heads``."""
+        """Returns the number of attention heads; 0 without layers. Raises ConfigError if the width is not a
+        multiple of ``num_heads``."""
         if min(self.hidden_size, self.max_positions) < 1 or self.num_layers < 0:
             raise ConfigError("hidden and max_positions must be at least 1, layers 0 or more")
         if not self.num_layers:
@@ -87,15 +87,17 @@ def new_encoder(
     overwrite: bool = False,
 ) -> int:
     """Writes an encoder with random weights, and a vocabulary of a corpus and questions (train questions
-    only), into the folder ``out``; returns the size of the vocabulary. Does nothing if ``out`` was made of
-    the same before.
+    only), into the folder ``out``. Returns the size of the vocabulary. Does nothing if ``out`` was made from
+    the same inputs and settings before.
 
     Args:
-        tokenizer: a model whose tokenizer is taken in place of a new one: a name, a checkpoint, a run or a folder of transformers.
+        tokenizer: a model whose tokenizer replaces a new one: a name, a checkpoint, a run or a folder of
+        transformers.
 
     Raises:
-        ConfigError: sizes that do not fit.
-        InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
+        ConfigError: the sizes do not fit together.
+        InputError: ``out`` exists, made from other inputs or settings, and ``overwrite`` is false; or there
+        is no text.
         OutputError: ``out`` cannot be written.
     """
     from transformers import BertTokenizer
@@ -178,8 +180,8 @@ def new_encoder(
 
 
 def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int) -> TokenFrequencies:
-    """Frequencies of the ``vocab_size`` tokens of a fast tokenizer in passages as towers see them: titles and
-    special tokens too."""
+    """Counts in how many passages each of the ``vocab_size`` tokens of a fast tokenizer occurs. Passages are
+    as towers see them, with titles and special tokens."""
     tensorizer = Tensorizer(tokenizer, sequence_length=_WHOLE)
     counts = np.zeros(vocab_size, dtype=np.int64)
     total = 0
@@ -194,8 +196,8 @@ def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int
 
 
 def reserved_tokens(num_unused: int) -> list[str]:
-    """The tokens a BERT vocabulary starts with; ``[unusedN]`` slots can later take special tokens without a
-    change of size."""
+    """Returns the tokens that a BERT vocabulary starts with. ``[unusedN]`` slots can later take special
+    tokens without a change of size."""
     return [PAD, *(f"[unused{number}]" for number in range(num_unused)), UNK, CLS, SEP, MASK]
 
 

@@ -1,4 +1,5 @@
-"""Documents -> passages of bounded length, and the questions that they hold without being asked.
+"""Conversion of documents into passages of bounded length, and questions that the documents hold without
+being asked.
 
 1. A passage never crosses a heading.
 2. Paragraphs are added to a passage while it has at most ``words`` words. A paragraph longer than that is cut
@@ -31,7 +32,7 @@ _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|resp|approx|[A-Z])\.$")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A passage that knows its parts, so that any of them can be hidden from a question that was made of
+    """A passage with separate parts, so that any of them can be hidden from a question that was made from
     it."""
 
     id: str
@@ -41,18 +42,18 @@ class Piece:
     """Title and headings, outermost first, each with a number that only this place of this file has."""
     overlap: str
     first: str
-    """The first sentence, where the passage begins with prose."""
+    """The first sentence, if the passage begins with prose."""
     rest: str
     place: int
-    """Which passage of its section it is, counted from 0."""
+    """Number of the passage in its section, counted from 0."""
     is_question: bool = False
-    """The last heading is a question that somebody asked."""
+    """True if the last heading is a question that somebody asked."""
     asks_headings: bool = True
-    """The headings are words that somebody might ask for, not names of functions or pages."""
+    """True if the headings are words that somebody might ask for, not names of functions or pages."""
 
     def passage(self, hidden: frozenset[int] = frozenset(), *, hide_first: bool = False) -> Passage:
-        """The passage, without the headings whose numbers are ``hidden`` and, if so asked, without its first
-        sentence."""
+        """Returns the passage without the headings whose numbers are ``hidden`` and, with ``hide_first``,
+        without its first sentence."""
         title = SEPARATOR.join(text for number, text in self.headings if number not in hidden)
         text = "\n".join(part for part in (self.overlap, "" if hide_first else self.first, self.rest) if part)
         heading = SEPARATOR.join(text for _, text in self.headings[1:])
@@ -60,7 +61,7 @@ class Piece:
 
 
 def cut(documents: Mapping[str, Document], *, words: int, overlap: int) -> Iterator[Piece]:
-    """The passages of all documents, which are given by their names, in order."""
+    """Yields the passages of all documents, which are given by their names, in order."""
     numbers = count(1)
     for name, document in documents.items():
         prefix = passage_prefix(name)
@@ -79,7 +80,7 @@ def cut(documents: Mapping[str, Document], *, words: int, overlap: int) -> Itera
 
 
 def passage_prefix(name: str) -> str:
-    """A file's name as the beginning of ids: without white space, and no longer than an id may be."""
+    """Returns a file's name as the beginning of ids: without white space, and no longer than an id may be."""
     safe = re.sub(r"\s", lambda match: f"%{ord(match[0]):02X}", name)
     size = MAX_ID_BYTES - _ROOM_FOR_NUMBER
     if len(safe.encode()) > size:
@@ -88,7 +89,7 @@ def passage_prefix(name: str) -> str:
 
 
 def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
-    """The passages of one section, without ids and headings."""
+    """Returns the passages of one section, without ids and headings."""
     groups: list[list[tuple[int, str]]] = [[]]
     length = 0
     for number, text in _units(section.blocks, words):
@@ -114,8 +115,8 @@ def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
 
 
 def _units(blocks: Sequence[Block], words: int) -> Iterator[tuple[int, str]]:
-    """What a passage takes whole: paragraphs, or sentences of long ones, or parts of long sentences, each
-    with its block's number."""
+    """Yields the parts that a passage takes whole: paragraphs, or sentences of long ones, or parts of long
+    sentences, each with its block's number."""
     for index, block in enumerate(blocks):
         if len(block.text.split()) <= words:
             yield index, block.text
@@ -138,7 +139,7 @@ def _last_sentences(text: str, words: int) -> str:
 
 
 def first_sentence(text: str) -> tuple[str, str]:
-    """The first sentence, and the rest."""
+    """Returns the first sentence, and the rest."""
     for end in _SENTENCE_END.finditer(text):
         if not _ABBREVIATION.search(text[: end.end()]):
             return text[: end.end()], text[end.end() :].strip()
@@ -146,7 +147,7 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 
 def sentences(text: str) -> list[str]:
-    """All sentences of a paragraph, in order."""
+    """Returns all sentences of a paragraph, in order."""
     found = []
     rest = text.strip()
     while rest:
@@ -161,7 +162,7 @@ HEADING = "heading"
 SENTENCE = "sentence"
 GIVEN = "given"
 KINDS = (GIVEN, FAQ, HEADING, TITLE, SENTENCE)
-"""The kinds of questions, those that resemble real ones most first."""
+"""Kinds of questions; those that resemble real ones most come first."""
 _WORD = re.compile(r"[^\W\d_]{2,}|\d+")
 _NUMBERING = re.compile(r"^(?:\d+(?:\.\d+)*[.)]?|[A-Z][.)]|chapter \d+[.:]?|step \d+[.:]?)\s+", re.IGNORECASE)
 _FIELD = re.compile(
@@ -175,9 +176,9 @@ _REFERS = re.compile(
     r"|as a result|for example|for instance|the following|the same|the former|the latter)\b",
     re.IGNORECASE,
 )
-"""The beginning of a sentence that nobody understands alone."""
+"""Pattern of the beginning of a sentence that nobody understands alone."""
 _NO_WORD = re.compile(r"\W*-{1,2}\w.*|.*\w[=/\\_<>{}|@#:]+\w.*|\W*(?:\d.*|[b-hj-zB-HJ-Z])?\W*")
-"""What stands between spaces in code and formulas."""
+"""Pattern of text between spaces that is no word, in code and formulas."""
 _MOST_NO_WORDS = 0.25
 _HEADING_WORDS = 2
 _SENTENCE_WORDS = range(4, 26)
@@ -193,11 +194,11 @@ class QuestionPair:
     kind: str
     pieces: tuple[Piece, ...]
     hidden_heading: int = 0
-    """The heading that it was made of; 0 = none."""
+    """Number of the heading that it was made from; 0 = none."""
 
     @property
     def hides_first(self) -> bool:
-        """Whether it was made of the first sentence of its passage."""
+        """True if it was made from the first sentence of its passage."""
         return self.kind == SENTENCE
 
     @property
@@ -205,17 +206,17 @@ class QuestionPair:
         return self.pieces[0].file
 
     def positive(self) -> Passage:
-        """The best passage, without what the question was made of."""
+        """Returns the best passage, without the part that the question was made from."""
         hidden = frozenset((self.hidden_heading,)) if self.hidden_heading else frozenset[int]()
         return self.pieces[0].passage(hidden, hide_first=self.hides_first)
 
 
 def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
-    """All questions that the passages hold, in the order of the passages; none is asked twice, however it is
-    punctuated.
+    """Returns all questions that the passages hold, in the order of the passages. None is asked twice,
+    however it is punctuated.
 
-    A heading of one word or two is asked for together with the title ("numpy: basic usage"). A sentence that
-    needs the one before it, announces what follows it, or is code, is no question.
+    A heading of one word or two is asked for together with the title ("numpy: basic usage"). A sentence is no
+    question if it needs the one before it, announces what follows it, or is code.
     """
     under: dict[int, list[Piece]] = defaultdict(list)  # the passages directly under each heading
     for piece in pieces:
@@ -239,8 +240,8 @@ def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
 
 
 def without_questions(pieces: Sequence[Piece], held_out: Iterable[QuestionPair]) -> list[Passage]:
-    """The corpus in which held-out questions are searched: their headings and first sentences are hidden
-    wherever these stand."""
+    """Returns the corpus in which held-out questions are searched. Their headings and first sentences are
+    hidden wherever these occur."""
     asked = list(held_out)
     headings = frozenset(one.hidden_heading for one in asked if one.hidden_heading)
     first = {piece.id for one in asked if one.hides_first for piece in one.pieces}
@@ -248,7 +249,7 @@ def without_questions(pieces: Sequence[Piece], held_out: Iterable[QuestionPair])
 
 
 def one_for_each_passage(questions: Iterable[QuestionPair]) -> list[QuestionPair]:
-    """At most one question of every passage: of the kind that resembles real ones most."""
+    """Returns at most one question of every passage, of the kind that resembles real ones most."""
     taken: set[str] = set()
     kept = []
     for asked in sorted(questions, key=lambda one: KINDS.index(one.kind)):
@@ -259,13 +260,13 @@ def one_for_each_passage(questions: Iterable[QuestionPair]) -> list[QuestionPair
 
 
 def words_of(text: str) -> str:
-    """A text reduced to its words, by which repetitions are found."""
+    """Reduces a text to its words, by which repetitions are found."""
     return " ".join(re.findall(r"\w+", composed(text).casefold()))
 
 
 def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[QuestionPair]:
-    """The question of the section that the passage begins, and, where it begins the document, that of the
-    title."""
+    """Returns the question of the section that the passage begins, and, if it begins the document, that of
+    the title."""
     number, heading = piece.headings[-1]
     pieces = tuple(under[number])
     if sum(len(split_words(one.passage().text, _WORD)) for one in pieces) < _PASSAGE_WORDS:

@@ -1,9 +1,9 @@
-"""Questions cut from the passages of a corpus, held back to choose by, and pairs as a file, to mine
-negatives for and to score.
+"""Pseudo-questions cut from the passages of a corpus and held back for choosing settings; and pairs as a
+file, for mining negatives and scoring.
 
-What became of a question is cut out of its passage in the corpus that is searched, and half of the words that
-the rest of the passage has too are dropped from the question, so that finding it is more than finding the
-same words. What is measured on such questions is optimistic: it may choose between two settings, and is never
+The text of a question is cut out of its passage in the corpus that is searched. Half of the words that the
+rest of the passage also has are dropped from the question, so that finding it takes more than finding the
+same words. Measurements on such questions are optimistic: they may choose between two settings, and are never
 the quality of a model.
 """
 
@@ -33,20 +33,20 @@ QUESTIONS = "dev_questions.jsonl"
 QRELS = "dev_qrels.tsv"
 TRAIN = "train.jsonl"
 HELD_BACK = 0.1
-"""Share of the documents that questions are cut from, and that training does not see."""
+"""Share of the documents that pseudo-questions are cut from, and that training does not see."""
 _MOST_QUESTIONS = 500
 _LEAST_WORDS = 3
-_DROP_SHARED = 0.5  # people who ask know few of a passage's own words
+_DROP_SHARED = 0.5  # people who ask know few of a passage's words
 
 
 def prepare_pairs(
     corpus: Path, out: Path, settings: PairFileSettings, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
+    """Writes the folder ``out`` and returns counts; if the same was made before, the counts of that time.
 
     Raises:
         InputError: the corpus cannot be read, has too few passages to hold any back, or ``out`` exists, made
-        of something else.
+        from other inputs or settings.
     """
     settings.check()
     require_writable(out, folder=True)
@@ -92,7 +92,7 @@ def _write(target: Path, held: PseudoPairs) -> dict[str, int]:
 
 
 def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
-    """A question cut from a row's passage, and the passage without it; None where too little is left of
+    """Returns a question cut from a row's passage, and the passage without it; None if too little is left of
     either."""
     row_of_corpus = pairs.row(pairs.corpus_row(row))
     generator = generator_for(PAIRS, 0, 0, 0, row)

@@ -1,4 +1,4 @@
-"""Settings of what makes and fetches data: how files and folders are read, and ``dpr download``."""
+"""Settings of commands that make and fetch data: reading of files and folders, and ``dpr download``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpr.data.settings import BadRowSettings
 
 @dataclass
 class ReadSettings(Settings):
-    """What a file of training data does not state."""
+    """Facts that a file of training data does not state."""
 
     corpus: str | None = setting(None, path="input")
     """Passages that rows name by id: TSV, JSON lines or Parquet."""
@@ -24,8 +24,8 @@ class ReadSettings(Settings):
     split: str = ""
     """Part of a folder; empty = train, or the only one."""
     min_grade: float | None = None
-    """Judgements, labels and scores from here on are positives, those of 0 or below hard negatives; absent =
-    1, of whole grades."""
+    """Minimum judgement, label or score of a positive; those of 0 or below are hard negatives; absent = 1,
+    and whole grades only."""
     question: str | None = None
     """Column of the question, in a table or JSON lines; a.b is key b of column a."""
     positive: str | None = None
@@ -40,34 +40,34 @@ class ReadSettings(Settings):
     """Column of the label."""
 
     def columns(self) -> dict[str, str]:
-        """Column names by role."""
+        """Returns column names by role."""
         roles = ("question", "positive", "negative", "title", "answers", "label")
         return {role: name for role in roles if (name := getattr(self, role))}
 
 
 @dataclass
 class PairFileSettings(Settings):
-    """What is cut from a corpus."""
+    """Pairs that are cut from a corpus."""
 
     pairs: Any = None
     """Kinds of pairs to cut from a corpus: mixed, or as in datasets.<name>.pairs."""
     rounds: int = setting(0, unit="pairs", least=0)
-    """Training pairs of each passage, in train.jsonl, but of a tenth of the documents, of whose passages up to 500
-    pseudo-questions are cut; 0 = none, since dpr train cuts its own."""
+    """Training pairs of each passage, in train.jsonl, except for a tenth of the documents; up to 500
+    pseudo-questions are cut from these. 0 = none, since dpr train cuts its own."""
 
 
 @dataclass
 class FolderSettings(Settings):
-    """How a folder of documents is read."""
+    """Reading of a folder of documents."""
 
     words: int = setting(150, unit="words", least=20)
-    """Words of a passage, at most."""
+    """Maximum number of words in a passage."""
     overlap: int = setting(30, unit="words", least=0)
-    """Words that are repeated from one passage to the next."""
+    """Words that each passage repeats from the one before it."""
     types: list[str] = field(default_factory=list)
     """Endings of the files to read, types=md,pdf; none = all that can be read."""
     seed: int = 0
-    """Decides what is held out."""
+    """Seed that determines the held-out questions."""
     questions: str | None = setting(None, path="input")
     """Your own questions with answers or files: TSV, CSV or JSON lines."""
 
@@ -84,17 +84,17 @@ class ResourceConfig(Settings):
     """One entry of ``resources``."""
 
     url: str | None = None
-    """Where it is published; ``{}`` stands for the number of a part."""
+    """Address at which it is published; ``{}`` stands for the number of a part."""
     parts: int = 0
-    """How many parts there are; 0 = one file."""
+    """Number of parts; 0 = one file."""
     suffix: str | None = None
     """Ending of the file's name; absent = that of the address."""
     sha256: str | None = None
-    """Checksum of the file as published, where it is known."""
+    """Checksum of the published file, if it is known."""
     also: Any = None
     """Addresses of files that belong beside it (a licence)."""
     about: str = ""
-    """What it is."""
+    """Description of the resource."""
 
     def check_together(self, prefix: str) -> None:
         if not self.url:
@@ -110,7 +110,7 @@ class DownloadConfig(Settings):
     """Downloads published data."""
 
     resource: Any = setting(None, operand="[KEY ...]")
-    """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
+    """Keys of ``resources``; the start of a key stands for all keys below it. Absent: list the keys."""
     output_dir: str = setting("downloads", also=("out",), path="folder")
     """Folder to write; the parts of a key are folders in it, where the settings of data sets look for
     them."""
@@ -131,8 +131,8 @@ _OF_FILES = ("format", "to", "on_bad_row", "max_bad_rows", "suspects")
 
 @dataclass
 class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings, BadRowSettings):
-    """Makes training data from one or more files (or folders) of another format. The content tells the
-    format.
+    """Makes training data from one or more files (or folders) of another format, which is recognised by the
+    content.
 
     From a folder of documents (Markdown, text, reStructuredText and CSV, with the extra
     documents also HTML, PDF, Word, PowerPoint, Excel and EPUB) it makes passages cut at headings and
@@ -141,7 +141,8 @@ class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings, BadRowSett
     With pairs=, it cuts pseudo-questions from the passages of a corpus, and writes the corpus without them, to
     compare settings where there are no questions; with rounds=N training pairs too, for dpr mine and dpr
     score. Scores on pseudo-questions are optimistic, and say nothing of the quality of a model
-    (docs/without_labels.md)."""
+    (docs/without_labels.md).
+    """
 
     EXAMPLES: ClassVar[str] = """\
 dpr prepare squad/train-v1.1.json out=train.jsonl
@@ -178,11 +179,11 @@ columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: col
     out: str | None = setting(None, path="output")
     """File to write; a folder for to=beir, of documents, and with pairs. A name in .gz is compressed."""
     format: str = ""
-    """Format of the source, where its content does not tell."""
+    """Format of the source, if its content does not show it."""
     to: str = "dpr"
     """Format to write."""
     suspects: str | None = setting(None, path="input")
-    """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
+    """List of labels that look wrong, by dpr check-data suspects=; these are dropped."""
     overwrite: bool = False
     """Replace what is at out."""
 
@@ -206,10 +207,11 @@ columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: col
 
 @dataclass
 class CheckDataSettings(ReadSettings, ForwardSettings):
-    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model
-    will see them; with suspects= the labels that look wrong.
+    """Reports counts, lengths, repeats, contradictions and overlap of training data, and five records as the
+    model will see them; with suspects= also the labels that look wrong.
 
-    Ends with 0, or with strict=true and a problem with 3. Any format that dpr prepare knows."""
+    Ends with 0, or with 3 if strict=true and there is a problem. Reads any format that dpr prepare knows.
+    """
 
     EXAMPLES: ClassVar[str] = """\
 dpr check-data train.jsonl
@@ -219,13 +221,13 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
     files: list[str] = setting(list, operand="FILE ...", path="input")
     """Training files, folders or patterns; together one data set."""
     dev: list[str] = setting(list, also=("dev_datasets",), path="input")
-    """Validation data, for the overlap; again for more."""
+    """Validation data, for the overlap; repeat it for more."""
     tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file", "model"), path="input")
     """Model name, model folder, checkpoint or run folder whose tokenizer counts; empty = count words."""
     sequence_length: int | None = setting(None, unit="tokens", least=1, also=("encoder.sequence_length",))
     """Longest question and passage; absent = those of the model, or 256."""
     strict: bool = False
-    """End with 3 where there is a problem."""
+    """End with 3 if there is a problem."""
     suspects: str | None = setting(None, path="output")
     """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful
     first, at most 200. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops the
@@ -277,7 +279,7 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     tokenizer: str | None = setting(None, path="input")
     """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
     cased: bool = False
-    """Keep upper case and accents apart."""
+    """Keep upper case and accents."""
     overwrite: bool = False
     """Replace what is at out."""
 
@@ -302,21 +304,21 @@ dpr adapt corpus.jsonl model_file=models/e5-small static=questions
     out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of CORPUS>."""
     model_file: str | None = setting(None, also=("model",), path="input")
-    """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the corpus; a
-    backbone alone is trained on pairs. Absent = a static encoder, trained from nothing."""
+    """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the
+    corpus; a backbone alone is trained on pairs. Absent = a static encoder, trained from scratch."""
     static: str | None = setting(None, choices=("questions", "both"))
-    """A table of token vectors learns those of model_file, so that a question takes microseconds: for questions beside
-    the model's passages, or for both."""
+    """Distil model_file into a static embedding table, so that a question takes microseconds: for questions
+    beside the model's passages, or for both."""
     pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     max_pairs: int = setting(0, unit="pairs", least=0)
-    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072, or with model_file 4 of each, from
-    1,024 to 20,000. For a linear layer, or static: questions to fit it to; 0 = 3,000, or 10,000."""
+    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072; with model_file 4 of each, from 1,024
+    to 20,000. For a linear layer or static, questions to fit it to; 0 = 3,000 or 10,000."""
     seed: int = 0
-    """Decides pairs, order and first weights."""
+    """Seed of pairs, order and initial weights."""
     processes: int = setting(1, unit="processes", least=1)
-    """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same but
-    for rounding."""
+    """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same
+    except for rounding."""
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"corpus": "corpus.jsonl"})
@@ -356,7 +358,7 @@ dpr quickstart docs encoder=models/e5-small
     out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of FOLDER>."""
     encoder: str = setting("static", path="input")
-    """static (word vectors, from nothing), or the folder or name of a model to train on."""
+    """static (word vectors, trained from scratch), or the folder or name of a model to train on."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)

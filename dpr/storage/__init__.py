@@ -1,1 +1,1 @@
-"""What makes writing safe: one writer, locks, checksums, leftovers, and work that is resumed."""
+"""Safe writing of outputs: one writer, locks, checksums, leftovers, and work that is resumed."""

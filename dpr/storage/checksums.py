@@ -1,8 +1,8 @@
-"""SHA-256 of files: of inputs, cached so that each is read once; of single output files, in ``<name>.sha256``
-beside them.
+"""SHA-256 of files: for inputs, cached so that each is read once; for single output files, in
+``<name>.sha256`` beside them.
 
-The latter is an optional comment that says what the file was made of, and a line that ``sha256sum --check``
-reads. The line comes last, so a checksum file that lost its end has none.
+A checksum file holds an optional comment that states the provenance of the output, and a line that
+``sha256sum --check`` reads. The line comes last, so a checksum file that lost its end has none.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ _NOTES = "contents"
 _NOTE = re.compile(
     rf"(?:{MADE_OF}(?P<first>.*)\n)?(?P<sum>[0-9a-f]{{64}})(?:\s.*)?\n?(?:{MADE_OF}(?P<last>.*)\n)?"
 )
-"""A checksum file. Earlier versions wrote the comment last."""
+"""Pattern of a checksum file. Earlier versions wrote the comment last."""
 _DAY_S = 86_400
 _STALE_DAYS = 60
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
 
 
 def cache_root(cache_dir: str | Path | None) -> Path:
-    """``cache_dir``, else $DPR_CACHE, else ~/.cache/dpr."""
+    """Returns ``cache_dir``, else $DPR_CACHE, else ~/.cache/dpr."""
     return user_path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr")
 
 
 def file_state(file: Path) -> tuple[int, ...]:
-    """What differs once a file has been replaced or written. Raises InputError where there is none."""
+    """Returns values that change when a file is replaced or written. Raises InputError if there is no such
+    file."""
     try:
         status = file.stat()
     except OSError as error:
@@ -58,14 +59,14 @@ def file_state(file: Path) -> tuple[int, ...]:
 
 
 def require_unchanged(file: Path, seen: tuple[int, ...]) -> None:
-    """Raises InputError if the ``file_state`` is another than the one seen before."""
+    """Raises InputError if the ``file_state`` differs from the one seen before."""
     if file_state(file) != seen:
         raise InputError("has changed since it was opened", file=file, hint="start the command again")
 
 
 def content_sha256(path: Path, *, without: Path | None = None) -> str:
-    """SHA-256 of a file, or of the names and contents of all files in a folder except the output ``without``
-    and what belongs to it.
+    """Returns the SHA-256 of a file, or of the names and contents of all files in a folder, except the output
+    ``without`` and the files that belong to it.
 
     Hashes of files are cached by device, inode, size and times, so that an unchanged file is read once.
 
@@ -89,8 +90,8 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
 
 
 def shared_content(files: Sequence[Path]) -> list[str]:
-    """``content_sha256`` of files, on all ranks; rank 0 reads them first, and the others find what it has
-    noted in the cache."""
+    """Returns ``content_sha256`` of files on all ranks. Rank 0 reads them first; the others find its results
+    in the cache."""
     from dpr.core.distributed import on_main
 
     hashes: list[str] = []
@@ -118,8 +119,8 @@ def _cached_sha256(path: Path) -> str:
 
 
 def folder_problems(folder: Path) -> list[str]:
-    """As ``verify_folder``, but files that had no problems are read again only when their inodes, sizes or
-    times have changed."""
+    """Returns problems as ``verify_folder`` does, but files without problems are read again only if their
+    inodes, sizes or times have changed."""
     start = time.time_ns()
     last = 0
     seen = [str(folder.resolve())]
@@ -141,8 +142,8 @@ def folder_problems(folder: Path) -> list[str]:
 
 
 def recalled(fact: str, about: Sequence[str]) -> str:
-    """The value that ``remember`` was given for the same arguments by any process with this cache; empty for
-    none, and where its note is damaged or of something else."""
+    """Returns the value that any process with this cache gave to ``remember`` for the same arguments; empty
+    if there is none, or if its note is damaged or about something else."""
     note, check = _note_of(fact, about)
     with suppress(OSError, ValueError):
         value, stated = note.read_text("ascii").split()
@@ -154,7 +155,7 @@ def recalled(fact: str, about: Sequence[str]) -> str:
 
 
 def remember(fact: str, about: Sequence[str], value: str) -> None:
-    """Keeps a word in the cache that was found out. Without a cache it will have to be found out again."""
+    """Keeps a word in the cache that was worked out. Without a cache it has to be worked out again."""
     note, check = _note_of(fact, about)
     with suppress(OSError, InputError), durable_file(note) as out:
         out.write(f"{value} {text_sha256(check + value)}\n")
@@ -166,8 +167,8 @@ def _note_of(fact: str, about: Sequence[str]) -> tuple[Path, str]:
 
 
 def remove_stale_notes(cache: Path) -> None:
-    """Removes notes that were not read for so long that their files are probably gone, and what killed
-    writers of notes left."""
+    """Removes notes whose files are probably gone, since they were not read for a long time, and the
+    leftovers of killed writers of notes."""
     remove_leftovers(cache / _NOTES)
     for note in (cache / _NOTES).glob("*"):
         if time.time() - note.lstat().st_mtime > _STALE_DAYS * _DAY_S:
@@ -179,8 +180,8 @@ def _stated(status: os.stat_result) -> str:
 
 
 def read_note(path: Path) -> tuple[str, Any]:
-    """Returns the SHA-256 of a file and what it was made of, as the checksum file beside it states them; None
-    where it does not say what the file was made of.
+    """Returns the SHA-256 and the provenance of a file, as the checksum file beside it states them; None for
+    a provenance that it does not state.
 
     Raises:
         InputError: there is no checksum file, or it is damaged or cut off.
@@ -202,8 +203,8 @@ def read_note(path: Path) -> tuple[str, Any]:
 
 
 def verify_file(path: Path) -> list[str]:
-    """Problems of a file that has a checksum beside it, one sentence each; empty when it is as it was
-    written."""
+    """Returns the problems of a file that has a checksum beside it, one sentence each; empty if it is as it
+    was written."""
     try:
         stated, _ = read_note(path)
         is_same = describe_file(path)["sha256"] == stated

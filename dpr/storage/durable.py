@@ -79,10 +79,10 @@ def durable_folder(
 def durable_file(
     target: Path, mode: str = "w", *, note: Mapping[str, Any] | None = None
 ) -> Iterator[IO[Any]]:
-    """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8,
-    newlines as written.
+    """Yields a file that appears at ``target`` complete, replacing an existing one, or not at all. Text is
+    UTF-8, with newlines as written.
 
-    With ``note``, a checksum file beside it holds its SHA-256 and the note: what the output was made of. The
+    With ``note``, a checksum file beside it holds its SHA-256 and the note: the provenance of the output. The
     checksum is written first, so that an existing file always has one; a process killed in between leaves the
     checksum of a missing file.
 
@@ -117,9 +117,9 @@ def durable_file(
 
 @contextmanager
 def writing(target: Path, *, calls_others: bool = False, hint: str | None = None) -> Iterator[None]:
-    """A block whose failed writes become an OutputError that names ``target``.
+    """Turns failed writes of the block into an OutputError that names ``target``.
 
-    A block that ``calls_others`` can also fail for other reasons: only errors that report a full or broken
+    A block that ``calls_others`` can also fail for other reasons; only errors that report a full or broken
     disk are converted there.
     """
     try:
@@ -135,9 +135,9 @@ def writing(target: Path, *, calls_others: bool = False, hint: str | None = None
 
 
 def _disk_failure(error: BaseException | None) -> str | None:
-    """What an error says of a full or broken disk. A library that tidies up after a failed write may end in
-    an error of its own (``torch.save``: of a position in its archive), which has the disk's as its
-    context."""
+    """Returns an error's message about a full or broken disk, or None. A library that tidies up after a
+    failed write may end in an error of its own, whose context is the disk's error. ``torch.save``, for
+    example, ends in one about a position in its archive."""
     while error is not None and not isinstance(error, InputError):
         if isinstance(error, OSError) and error.errno in _DISK_FAILS:
             return error.strerror or str(error)
@@ -169,7 +169,7 @@ def append_jsonl(path: Path, obj: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
+    """Returns the value in a JSON file.
 
     Raises:
         InputError: missing, unreadable, too large, not JSON (NaN and 1e999 are not), or nested too deeply.
@@ -193,7 +193,7 @@ def read_json(path: Path) -> Any:
 def write_manifest(
     folder: Path, metadata: dict[str, Any], *, files: dict[str, dict[str, Any]] | None = None
 ) -> None:
-    """Flushes and hashes every file of a folder and writes ``manifest.json``; ``files`` are the entries where
+    """Flushes and hashes every file of a folder and writes ``manifest.json``. ``files`` are the entries if
     that is done already."""
     if files is None:
         files = {}
@@ -212,14 +212,14 @@ def write_manifest(
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Size and SHA-256, as a manifest lists them."""
+    """Returns size and SHA-256, as a manifest lists them."""
     with WatchedFile(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a folder.
+    """Returns the manifest of a folder.
 
     Raises:
         InputError: missing (the folder is unfinished, or another program wrote it), invalid, of an unknown
@@ -263,8 +263,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify_folder(path: Path) -> list[str]:
-    """Problems of a folder with a manifest, one sentence each; empty when all its files are as they were
-    written."""
+    """Returns the problems of a folder with a manifest, one sentence each; empty if all its files are as they
+    were written."""
     path = Path(path)
     try:
         listed = read_manifest(path)["files"]
@@ -290,8 +290,8 @@ def verify_folder(path: Path) -> list[str]:
 
 
 def names_below(folder: Path) -> list[str]:
-    """Names of all files and folders in a folder, relative to it, sorted; links to folders are not
-    followed."""
+    """Returns the names of all files and folders in a folder, relative to it, sorted. Links to folders are
+    not followed."""
     names: list[str] = []
     for parent, folders, files in os.walk(folder):
         relative = Path(parent).relative_to(folder).as_posix()
@@ -300,7 +300,7 @@ def names_below(folder: Path) -> list[str]:
 
 
 def differences(path: Path, entry: dict[str, Any]) -> list[str]:
-    """How a file differs from its entry in a manifest, one sentence; empty where it does not."""
+    """Returns the difference of a file from its entry in a manifest, one sentence; empty if there is none."""
     try:
         if (size := path.stat().st_size) != entry["bytes"]:
             return [f"has {size} bytes, the manifest says {entry['bytes']}"]
@@ -312,7 +312,7 @@ def differences(path: Path, entry: dict[str, Any]) -> list[str]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a durable folder at once: a process killed meanwhile leaves a temporary folder, never half a
+    """Removes a durable folder at once. A process killed meanwhile leaves a temporary folder, never half a
     folder of that name."""
     doomed = temporary_beside(folder)
     remove(doomed)
@@ -348,8 +348,8 @@ def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flushes a file's content, or a folder's names, to disk. (Windows flushes no folders, and only files
-    open for writing.)"""
+    """Flushes a file's content, or a folder's names, to disk. Windows flushes no folders, and only files open
+    for writing."""
     is_windows = os.name == "nt"
     is_folder = path.is_dir()
     if is_windows and is_folder:
@@ -367,7 +367,7 @@ def flush(path: Path) -> None:
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The value with the SHA-256 of itself, in place of one that it has."""
+    """Returns the value with a SHA-256 of itself; an existing one is replaced."""
     bare = {key: item for key, item in value.items() if key != "sha256"}
     # damage may be half a character
     return {
@@ -387,7 +387,7 @@ def _finite(obj: Any) -> Any:
 
 
 def json_text(obj: Any, *, indent: int | None = None) -> str:
-    """JSON with sorted keys. NaN and infinity, which JSON lacks, become null; bytes of a name that are not
-    UTF-8, escapes."""
+    """Returns JSON with sorted keys. NaN and infinity, which JSON lacks, become null. Bytes of a name that
+    are not UTF-8 become escapes."""
     text = json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return text.encode(errors="backslashreplace").decode()

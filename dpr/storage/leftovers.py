@@ -1,5 +1,5 @@
-"""Files whose names are this toolkit's: never opened through a link; temporary ones, named after their
-process, removed when it is gone."""
+"""Files with names of this toolkit. They are never opened through a link; temporary ones are named after
+their process, and removed when it is gone."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _cleared: set[tuple[int, Path]] = set()
 
 @dataclass(frozen=True)
 class ProcessName:
-    """Identifies a process; a later one with the same number is not mistaken for it."""
+    """Identity of a process. A later process with the same number is not mistaken for it."""
 
     host: str
     pid: int
     start: int
-    """Its start in clock ticks since the machine started; 0 where that is unavailable."""
+    """Start of the process in clock ticks since the machine started; 0 if that is unavailable."""
 
     def is_gone(self) -> bool | None:
-        """Whether it has ended; None for a process of another machine."""
+        """Returns whether it has ended; None for a process of another machine."""
         if self.host != _host():
             return None
         start = _start_of(self.pid)
@@ -44,23 +44,23 @@ class ProcessName:
 
 
 def this_process() -> ProcessName:
-    """The name of the calling process."""
+    """Returns the name of the calling process."""
     return ProcessName(_host(), os.getpid(), _start_of(os.getpid()) or 0)
 
 
 def temporary_beside(target: Path, kind: str = _TEMPORARY) -> Path:
-    """Where this process writes the future ``target``, or moves a file or folder that it
-    replaces."""
+    """Returns the path at which this process writes the future ``target``, or to which it moves a file or
+    folder that it replaces."""
     process = this_process()
     return target.parent / f"{kind}{target.name}-{process.pid}.{process.start}@{_in_a_name(process.host)}"
 
 
 def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
-    """Opens a file to write it, as ``open``, but neither through a symbolic link nor what is no plain file;
-    "x" replaces what is there.
+    """Opens a file to write it, as ``open`` does, but neither through a symbolic link nor if it is not a
+    plain file. "x" replaces an existing file.
 
-    Others may have put a link to a file of yours where the name of a lock, a log or a temporary file can be
-    foreseen.
+    Others may have put a link to a file of yours in a place where the name of a lock, a log or a temporary
+    file can be foreseen.
 
     Raises:
         OutputError: a link or something else is in its place.
@@ -81,7 +81,8 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes what killed writers left in ``parent``, but nothing of a living process or one on another host.
+    """Removes the files that killed writers left in ``parent``, but none of a living process or of a process
+    on another host.
 
     A folder that was moved aside to be replaced is restored if the replacement never arrived.
     """
@@ -105,7 +106,7 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def remove_leftovers_once(parent: Path) -> None:
-    """``remove_leftovers``, the first time this process is about to write in ``parent``."""
+    """Calls ``remove_leftovers`` the first time this process is about to write in ``parent``."""
     key = (os.getpid(), parent)
     if key not in _cleared:
         _cleared.add(key)
@@ -130,8 +131,8 @@ def _in_a_name(host: str) -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process of this machine started, in clock ticks; 0 where that is unavailable, None if it has
-    ended."""
+    """Returns the start of a process of this machine, in clock ticks; 0 if that is unavailable, None if the
+    process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] == "Z" else int(fields[19])

@@ -1,13 +1,14 @@
-"""What a command writes, and what is cached: checked before the work begins, built by one process, and
+"""Outputs and cached folders of commands: checked before the work begins, built by one process, and
 recognised by later ones.
 
-A lock file names the processes that write a run's folder or an output, and is taken over once all of them have
-ended. A process of this machine is identified by its number and start time. For other machines only the file's
-age is known: the holder touches it every half minute. A stale lock can be removed by hand; the message says so.
+A lock file names the processes that write a run's folder or an output. It is taken over once all of them have
+ended. A process of this machine is identified by its number and start time. For other machines only the
+file's age is known: the holder touches it every half minute. A stale lock can be removed by hand; the message
+says so.
 
-The file is locked (filelock) only while it is read and written. A lock held for as long as the run would be
-inherited by its workers, which outlive a killed run by seconds, and would not tell whether the run's other
-ranks still write.
+The file itself is locked (filelock) only while it is read and written. A lock held for as long as the run
+would be inherited by its workers, which outlive a killed run by seconds, and would not tell whether the run's
+other ranks still write.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class RunLock:
         self._release: weakref.finalize[..., RunLock] | None = None
 
     def acquire(self, processes: list[ProcessName], *, wait_s: float = 2.0) -> None:
-        """Takes the lock; waits a little for a run that is just ending, or ``math.inf`` for any run to end.
+        """Takes the lock. Waits a little for a run that is just ending, or with ``math.inf`` for any run to
+        end.
 
         Raises:
             CheckpointError: another run holds it.
@@ -87,16 +89,16 @@ class RunLock:
         threading.Thread(target=_keep_fresh, args=(self._file, done), daemon=True).start()
 
     def release(self) -> None:
-        """Releases the lock; does nothing if it is not held, or another run has taken it over."""
+        """Releases the lock. Does nothing if it is not held, or another run has taken it over."""
         if self._release is not None:
             self._release()
 
     def is_held(self) -> bool:
-        """Whether the file still is the one that this object wrote."""
+        """True if the file is still the one that this object wrote."""
         return _token_in(self._file) == self._token
 
     def _take(self, processes: list[ProcessName]) -> str | None:
-        """Writes the lock file and returns None, or returns who holds it."""
+        """Writes the lock file and returns None, or returns the current holder."""
         with writing(self._file), alone_with(self._file) as (file, is_alone):
             file.seek(0)
             content = file.read()
@@ -125,7 +127,7 @@ class RunLock:
         return None if self.is_held() else "it has just taken the lock"
 
     def _holder(self, lock: dict[str, Any]) -> str | None:
-        """The first living process that a lock file names; None if the lock is free or damaged."""
+        """Returns the first living process that a lock file names; None if the lock is free or damaged."""
         try:
             processes = [
                 ProcessName(str(item["host"]), int(item["pid"]), int(item["start"]))
@@ -144,8 +146,8 @@ class RunLock:
         return None
 
     def _age_s(self) -> float:
-        """Seconds since the file was touched, by the clock of the file system, which may differ from this
-        machine's."""
+        """Returns the seconds since the file was touched, by the clock of the file system, which may differ
+        from this machine's."""
         now = temporary_beside(self._file)
         try:
             open_own(now, "xb").close()
@@ -158,7 +160,8 @@ class RunLock:
 
 @contextmanager
 def held(target: Path, *, file: Path | None = None, wait_s: float = 2.0) -> Iterator[None]:
-    """A block in which this process alone writes ``target``; waits and raises as ``RunLock.acquire``."""
+    """Lets this process alone write ``target`` within the block. Waits and raises as ``RunLock.acquire``
+    does."""
     lock = RunLock(target, file=file)
     lock.acquire([this_process()], wait_s=wait_s)
     try:
@@ -168,14 +171,14 @@ def held(target: Path, *, file: Path | None = None, wait_s: float = 2.0) -> Iter
 
 
 def lock_of(output: Path) -> Path:
-    """The lock file of an output that is not a run's folder."""
+    """Returns the lock file of an output that is not a run's folder."""
     return output.with_name(f"{output.name}.lock")
 
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
-    """The file, created if missing and open for reading and writing, and whether it is really locked against
-    others."""
+    """Yields the file, created if missing and open for reading and writing, and whether it is really locked
+    against others."""
     while True:
         with open_own(path, "ab+") as file:
             try:
@@ -189,7 +192,7 @@ def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
             if is_there:
                 yield file, is_alone
                 return
-        # The holder before removed it while this process waited.
+        # The previous holder removed it while this process waited.
 
 
 def _keep_fresh(file: Path, done: threading.Event) -> None:
@@ -217,19 +220,19 @@ logger = get_logger(__name__)
 
 @contextmanager
 def output(target: Path, provenance: Mapping[str, Any], *, overwrite: bool | None = False) -> Iterator[bool]:
-    """A block in which this process alone writes ``target``. Yields False if it is complete, and made of the
-    same: nothing to do.
+    """Lets this process alone write ``target`` within the block. Yields False if there is nothing to do,
+    since it is complete and made from the same inputs and settings.
 
     The block writes its ``provenance``: as the note of a ``durable_file``, or as the item "made_of" of a
     folder's metadata.
 
     Args:
         provenance: the command's settings, and its inputs by ``content_sha256``.
-        overwrite: None where the command has no such setting.
+        overwrite: None if the command has no such setting.
 
     Raises:
-        InputError: it exists, made of something else or damaged, and ``overwrite`` is not set; or is not an
-        output of this toolkit.
+        InputError: it exists, made from other inputs or settings or damaged, and ``overwrite`` is not set; or
+        it is not an output of this toolkit.
         OutputError: it cannot be written.
         CheckpointError: another process is writing it.
     """
@@ -241,7 +244,7 @@ def output(target: Path, provenance: Mapping[str, Any], *, overwrite: bool | Non
 
 
 def require_writable(target: str | Path, *, folder: bool = False) -> None:
-    """Refuses a file (or a ``folder`` to write into) that cannot be written, before the work begins. Creates
+    """Refuses a file, or a ``folder`` to write into, that cannot be written, before the work begins. Creates
     nothing.
 
     Raises:
@@ -305,7 +308,7 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
 
 
 def cache_key(paths: Sequence[Path], metadata: Sequence[Any]) -> str:
-    """A name that changes with name and content of the files and folders, and with ``facts``.
+    """Returns a name that changes with name and content of the files and folders, and with ``metadata``.
 
     Raises:
         InputError: a file cannot be read.
@@ -315,8 +318,8 @@ def cache_key(paths: Sequence[Path], metadata: Sequence[Any]) -> str:
 
 
 def cached_problem(folder: Path) -> str | None:
-    """What is wrong with a cached folder: its metadata must name it, and every file be as it was written
-    (read once, then remembered)."""
+    """Returns the problem of a cached folder, or None. Its metadata must name it, and every file must be as
+    it was written (read once, then remembered)."""
     try:
         manifest = read_manifest(folder)
         if manifest["metadata"].get("cache") != folder.name:
@@ -330,8 +333,8 @@ def cached_problem(folder: Path) -> str | None:
 
 
 def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
-    """Calls ``build(folder)`` in one of the processes that ask together, unless the folder is there and
-    ``cached_problem`` finds nothing wrong.
+    """Calls ``build(folder)`` in one of the processes that ask together, unless the folder exists and
+    ``cached_problem`` finds no problem.
 
     Raises:
         OutputError: the cache folder cannot be written.
@@ -355,13 +358,13 @@ def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
                 logger.warning("the cache %s is damaged or unfinished (%s); rebuilding it", folder, problem)
             build(folder)
         finally:
-            lock.unlink(missing_ok=True)  # whoever waits for it makes another
+            lock.unlink(missing_ok=True)  # a process that waits for it makes another
 
 
 @cache
 def _remove_stale(folder: Path) -> None:
-    """Removes from a cache, once in a process, locks that killed builds left, and notes that nobody has asked
-    for in a long time."""
+    """Removes from a cache, once in a process, locks that killed builds left, and notes that were not read
+    for a long time."""
     with suppress(OSError):
         for lock in folder.glob("*.lock"):
             with (

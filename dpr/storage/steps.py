@@ -1,9 +1,9 @@
 """Output folders that are written in steps, so that a killed command continues after those it has finished.
 
-    unfinished.json   the claim, the first file: what the folder is made of; work of another provenance is
-                      refused, or begun anew
+    unfinished.json   the claim, the first file: the provenance of the folder; work of another
+                      provenance is refused, or begun again from scratch
     step-00003.json   proves that a step is done, with size and SHA-256 of its files, which are flushed before;
-                      what a killed process had written of one is written again
+                      files that a killed process had written of a step are written again
     manifest.json     is written last; then the claim and the proofs go
 
 The bytes do not depend on interruptions, on the order of the steps, or on how many processes write them.
@@ -44,19 +44,19 @@ _KEPT = "rerun the same command where it can be written; finished steps are kept
 
 class Steps:
     """A folder under way: finished, begun by an earlier process, or new. Several processes may write steps of
-    it at the same time, each of files of its own; one of them finishes it. Can be sent to other processes.
+    it at the same time, each with files of its own; one of them finishes it. Can be sent to other processes.
 
     Args:
-        restart: what is there of another provenance, or of none, is removed.
+        restart: removes existing content of another provenance, or of none.
 
     Raises:
-        InputError: it is of another ``provenance`` (the message names the difference), holds something else,
-        or is damaged.
+        InputError: the folder is of another ``provenance`` (the message names the difference), holds
+        something else, or is damaged.
         OutputError: it cannot be written.
     """
 
     contents: ClassVar[str] = "output"
-    """What the folder holds, and ``rename``, how to get another one, for messages."""
+    """Content of the folder for messages; ``rename`` is their advice for getting another folder."""
     rename: ClassVar[str] = "choose another name"
 
     def __init__(self, folder: Path, provenance: Mapping[str, Any], *, restart: bool = False) -> None:
@@ -88,11 +88,11 @@ class Steps:
                 write_json(folder / CLAIM, self.provenance)
 
     def is_complete(self) -> bool:
-        """Whether all steps are done and the manifest is written."""
+        """True if all steps are done and the manifest is written."""
         return (self.folder / MANIFEST).is_file()
 
     def write_step(self, number: int, files: Mapping[str, Callable[[IO[bytes]], Any]]) -> None:
-        """Writes the files of a step, each by a function, and then its proof."""
+        """Writes the files of a step, each with a function, and then its proof."""
         with writing(self.folder, hint=_KEPT):
             self._proof(number).unlink(missing_ok=True)
             for name, write in files.items():
@@ -101,7 +101,8 @@ class Steps:
             self._prove(number, {name: describe_file(self.folder / name) for name in files})
 
     def is_done(self, number: int) -> bool:
-        """Whether the files of a step are as they were written; if not it has to be written (again)."""
+        """True if the files of a step are as they were written; if not, the step has to be written
+        (again)."""
         files = self.files_of(number)
         try:
             return bool(files) and all(describe_file(self.folder / name) == files[name] for name in files)
@@ -109,8 +110,8 @@ class Steps:
             return False
 
     def files_of(self, number: int) -> dict[str, Any]:
-        """What the proof of a step says of its files, which are not verified; empty where it has none that is
-        whole."""
+        """Returns the files in the proof of a step, without verifying them; empty if there is no intact
+        proof."""
         with suppress(InputError):
             proof = read_json(self._proof(number))
             if isinstance(proof, dict) and sealed(proof) == proof:
@@ -118,18 +119,18 @@ class Steps:
         return {}
 
     def proofs(self) -> dict[int, dict[str, Any]]:
-        """What is proved of each step, by number; the files are not verified."""
+        """Returns the files in the proof of each step, by number, without verifying them."""
         matches = [RECORDS.fullmatch(path.name) for path in self.folder.iterdir()]
         numbers = sorted(int(match[1]) for match in matches if match and match[1])
         return {number: files for number in numbers if (files := self.files_of(number))}
 
     def finished_steps(self) -> set[int]:
-        """Numbers of the steps that are done."""
+        """Returns the numbers of the steps that are done."""
         return {number for number in self.proofs() if self.is_done(number)}
 
     def write_manifest(self, metadata: dict[str, Any], files: dict[str, Any] | None = None) -> None:
-        """Finishes the folder, once all steps are done, by whichever process. ``metadata`` say what it is
-        made of; ``files`` are by default those of the steps."""
+        """Finishes the folder once all steps are done, in whichever process. ``metadata`` state its
+        provenance; ``files`` are by default those of the steps."""
         if files is None:
             files = {name: entry for proof in self.proofs().values() for name, entry in proof.items()}
         with writing(self.folder, hint=_KEPT):
@@ -137,8 +138,8 @@ class Steps:
             self._remove_records()
 
     def reopen(self) -> None:
-        """Makes a finished folder unfinished again, so that its steps that are damaged can be written anew.
-        The first number in the name of a file is that of its step."""
+        """Makes a finished folder unfinished again, so that its damaged steps can be written again. The first
+        number in the name of a file is that of its step."""
         steps: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         for name, entry in read_manifest(self.folder)["files"].items():
             if match := re.search(r"\d+", name):
@@ -150,7 +151,7 @@ class Steps:
             (self.folder / MANIFEST).unlink()
 
     def _stated_in(self, metadata: dict[str, Any]) -> Any:
-        """The provenance in the metadata of a manifest."""
+        """Returns the provenance in the metadata of a manifest."""
         return metadata.get("made_of")
 
     def _remove_records(self) -> None:

@@ -1,5 +1,5 @@
-"""What files of others say: JSON without repeated keys, NaN or infinity, numbers that no float or memory holds, and
-deep nesting; and names that lead to what is inside their folder, or are not followed."""
+"""Checks of files from others. JSON must be free of repeated keys, NaN or infinity, numbers that no float or
+memory holds, and deep nesting. Names must lead to files inside their folder, or are not followed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 from dpr.core.errors import CheckpointError
 
 MAX_DEPTH = 200
-"""Lists and objects inside each other. Parsers recurse, and how far the interpreter lets them is for any
-library to change."""
+"""Deepest nesting of lists and objects. Parsers recurse, and any library may change how far the interpreter
+lets them."""
 _STEPS = tuple((byte in b"[{") - (byte in b"]}") for byte in range(256))
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 
@@ -28,7 +28,7 @@ class TooDeepError(ValueError):
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text; repeated keys are allowed.
+    """Returns the value of a JSON text; repeated keys are allowed.
 
     Raises:
         ValueError: it is not JSON (NaN and 1e999 are not), or nested too deeply.
@@ -38,7 +38,7 @@ def parsed(text: str) -> Any:
 
 
 def require_shallow(text: str) -> None:
-    """Raises TooDeepError where a parser of this JSON would recurse deeper than MAX_DEPTH."""
+    """Raises TooDeepError if a parser of this JSON would recurse deeper than MAX_DEPTH."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     # Without what is escaped, all but brackets and quotes, and strings; at the speed of C.
@@ -49,7 +49,7 @@ def require_shallow(text: str) -> None:
 
 
 def describe(value: Any) -> str:
-    """A value as error messages show it: short, in JSON's words."""
+    """Returns a value as error messages show it: short, in JSON's words."""
     if value is None:
         return "null"
     if isinstance(value, dict | list):
@@ -98,9 +98,10 @@ _LONGEST = 4096
 
 
 def inside(folder: Path, name: Any, *, stated_in: str | Path) -> Path:
-    """The file or folder of this name, which ``stated_in``, a file of the folder, gives; it need not exist.
+    """Returns the file or folder that ``stated_in``, a file of the folder, names; it need not exist.
 
-    Whoever reads, writes or removes what a file names asks here, since the file may be anybody's.
+    Code that reads, writes or removes anything that a file names must call this first, since the file may
+    come from anyone.
 
     Raises:
         CheckpointError: it is no name, or leaves the folder: an absolute one, one with ``..``, or a link that
@@ -115,7 +116,7 @@ def inside(folder: Path, name: Any, *, stated_in: str | Path) -> Path:
 
 
 def is_below(name: Any) -> TypeGuard[str]:
-    """Whether a name is one of something below a folder, as far as its letters tell."""
+    """True for a name of something below a folder, as far as its letters tell."""
     if not isinstance(name, str) or "\\" in name or "\0" in name or len(name) > _LONGEST:
         return False
     parts = Path(name).parts
@@ -123,8 +124,8 @@ def is_below(name: Any) -> TypeGuard[str]:
 
 
 def leads_inside(folder: Path, path: Path) -> bool:
-    """Whether a path leads into the folder once all links are followed; a blob of the hub's cache that the
-    folder is in counts too."""
+    """True if a path leads into the folder once all links are followed. A blob of the hub's cache that
+    contains the folder counts, too."""
     try:
         inner = folder.resolve()
         target = path.resolve()

@@ -26,7 +26,7 @@ _MATTERS = re.compile(
     r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?"
 )
 Note = Mapping[str, Any] | None
-"""Sources of a written file, for the checksum beside it."""
+"""Provenance of a written file, for the checksum beside it."""
 
 
 def unnumbered(key: str) -> str:
@@ -73,7 +73,7 @@ class ReadOptions:
     split: str = ""
     """Part of a folder to read; empty = train, or the only one."""
     min_grade: float | None = None
-    """Least judgement, label or score of a positive; None is 1, and whole grades only. Values of 0 or below
+    """Minimum judgement, label or score of a positive; None is 1, and whole grades only. Values of 0 or below
     are hard negatives; those between are left out."""
     columns: dict[str, str] = field(default_factory=dict)
     """Column names by role: question, positive, negative, title, answers, label. ``a.b`` is key b of column
