@@ -172,8 +172,8 @@ class BiEncoderBatch(_Batch):
     ranks. ``context_ids`` (N, 2) int64 is the judgement identity of each slot. ``positive_idx`` (B,) is the
     slot of each question's positive. ``known_positive_ids`` (B, K, 2) with ``known_positive_valid`` (B, K)
     are the identities of all passages known to answer the question. ``loss_weights`` (B,) float64 multiply
-    the loss of each question. ``teacher_scores`` (N,) float32 is what a teacher gave each slot for its
-    question, NaN where it gave none; None where no slot of this rank has one, whatever other ranks have.
+    the loss of each question. ``teacher_scores`` (N,) float32 are a teacher's scores of the slots for their
+    questions, NaN for a slot without one; None if no slot of this rank has one, whatever other ranks have.
 
     ``context_valid`` to ``known_positive_valid`` always stay on the host, as lengths do: candidates are found
     there (``dpr.losses.candidates``). So do ``teacher_scores``, whose spread is checked there.

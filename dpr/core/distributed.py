@@ -155,7 +155,7 @@ def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
             " device=cuda:0"
         )
     device = torch.device("cuda", index)
-    torch.cuda.set_device(device)  # what names no device would go to GPU 0, from every rank
+    torch.cuda.set_device(device)  # otherwise code that names no device would use GPU 0 on every rank
     return device
 
 

@@ -72,7 +72,7 @@ def configure_logging(*, rank: int = 0) -> None:
 @contextmanager
 def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
     """Sends the messages of the block to ``file``. Standard error gets the warnings, the messages of
-    ``module`` and the progress; that of a training at most twice a minute. Yields the open file."""
+    ``module`` and the progress, which a training shows at most twice a minute. Yields the open file."""
     logger = logging.getLogger(LOGGER_NAME)
     level = logger.level
     last = time.time()
@@ -171,7 +171,7 @@ class Progress:
         now = time.monotonic()
         seconds = now - self._started
         period = _LINES_EVERY_S if seconds > _LINES_EVERY_S else _FIRST_LINES_EVERY_S
-        # What is done before its first line is due has nothing to tell.
+        # A job that ends before its first line is due shows nothing.
         if seconds < min(_BAR_AFTER_S, period):
             return
         done = min(self._done + self._under_way, self.total)
@@ -239,7 +239,7 @@ def counted(
     elif total is None:
         total = len(items)  # type: ignore[arg-type]
     progress = Progress(what, total, unit=unit, quiet=None)
-    step = max(1, total // 1000)  # of millions of small items, not each looks at the clock
+    step = max(1, total // 1000)  # with millions of small items, not every one looks at the clock
     finished = 0
     try:
         for item in items:

@@ -89,7 +89,7 @@ def overlapping(
 def no_downloads() -> Iterator[None]:
     """Makes Hugging Face's libraries read only local files within the block, as with ``HF_HUB_OFFLINE=1``.
 
-    Used for names and folders that come from a file: only what a person typed may be looked up on the
+    Used for names and folders that come from a file: only names that a person typed may be looked up on the
     network. While one thread is inside, no other looks anything up either.
     """
     from huggingface_hub import constants
@@ -115,7 +115,7 @@ def reading(source: str | Path) -> AbstractContextManager[None]:
         return no_downloads()
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:  # of whichever HTTP library this version stands on
+    except Exception:  # depends on the HTTP library of this version
         return no_downloads()
     return nullcontext()
 

@@ -179,7 +179,7 @@ def rows_of(given: Any) -> Any:
         return given
     if hasattr(given, "column_names") and hasattr(given, "with_format"):
         return iter(given.with_format(None))  # otherwise values may be tensors
-    for name in ("to_dicts", "to_pylist"):  # of polars, and of pyarrow
+    for name in ("to_dicts", "to_pylist"):  # polars, pyarrow
         if hasattr(given, name):
             return getattr(given, name)()
     if hasattr(given, "columns") and hasattr(given, "to_dict"):

@@ -1,5 +1,5 @@
-"""Settings: plain dataclasses whose fields state their unit, bounds, choices and what a changed value means
-for a resumed run.
+"""Settings: plain dataclasses whose fields state their unit, bounds, choices and the effect of a changed
+value on a resumed run.
 
 The string under a field is its help. Checks, ``--help`` and the identity of a run are derived from the
 fields, so that each setting is declared once. ``Rule`` holds the rule of a field, ``Settings.check`` checks
@@ -416,7 +416,7 @@ def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
 
 def store_name(key: str, value: str) -> str:
     """Returns the value of a setting that takes ``auto``, ``off`` or a folder."""
-    if value in ("False", "false"):  # what YAML makes of a bare off
+    if value in ("False", "false"):  # YAML reads a bare off so
         return "off"
     if value.strip() in ("", "True", "true"):
         raise ConfigError(f"{key}={value!r} is neither auto, nor off, nor the name of a folder")

@@ -66,7 +66,7 @@ class DataRow(NamedTuple):
 
 def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
     """Returns the passage as a tower gets it: normalised and with a prefix if the set's options say so.
-    Stored tokens are so already."""
+    Stored tokens already have this form."""
     if isinstance(passage, StoredPassage) or not (options.normalize or options.passage_prefix):
         return passage
     text = normalize_passage(passage.text) if options.normalize else passage.text

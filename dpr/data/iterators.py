@@ -31,8 +31,8 @@ logger = get_logger(__name__)
 
 @dataclass
 class Sampling(SamplingSettings):
-    """Composition of an epoch's global batches: the settings, ``rates``, which multiply what each set gives,
-    and the ``weights`` of the sets (``datasets.<name>.weight``)."""
+    """Composition of an epoch's global batches: the settings, ``rates``, which multiply the rows that each
+    set gives, and the ``weights`` of the sets (``datasets.<name>.weight``)."""
 
     rates: list[float] | None = None
     weights: list[float] | None = None

@@ -53,7 +53,7 @@ def data_row(
 ) -> DataRow:
     """Reads one row of a set. In training, with a ``seed``, a set that draws its samples gives the one of
     this pass over it."""
-    drawn = getattr(source, "drawn", None)  # of one whose rows give another sample in each lap
+    drawn = getattr(source, "drawn", None)  # of a set whose rows give another sample in each pass over it
     if seed is not None and drawn is not None:
         sample = drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
         return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, lap)

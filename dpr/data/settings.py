@@ -1,4 +1,4 @@
-"""Settings of data: one set, how several share an epoch, and random changes to texts."""
+"""Settings of data: one set, the sharing of an epoch among several sets, and random changes of texts."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ class SamplingSettings(Settings):
     """Composition of an epoch's global batches (docs/training.md, "Several data sets")."""
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
-    """T: a set's share is proportional to rows ** (1/T). 1 = as many as there are, large = all sets alike."""
+    """T: a set's share is proportional to rows ** (1/T). 1 = in proportion to the rows, large = equal
+    shares."""
     mixed: bool = setting(False, on_resume=IDENTITY)
     """Draw every global batch from all sets together; false: every global batch from one set."""
     group_by_words: bool = setting(False, on_resume=IDENTITY)

@@ -432,7 +432,7 @@ class Tensorizer:
             with panics_caught():
                 return self.tokenizer(*texts, **options)
         except TypeError as error:
-            from dpr.formats.text_input import has_lone_surrogate  # which training does not load otherwise
+            from dpr.formats.text_input import has_lone_surrogate  # training does not load it otherwise
 
             odd = next((text for part in texts for text in part or () if has_lone_surrogate(text)), None)
             if odd is None:

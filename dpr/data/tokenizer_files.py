@@ -105,7 +105,7 @@ def check_tokenizer_files(folder: Path) -> None:
     vocabulary, names of files elsewhere, and tables that point outside themselves."""
     check_files(folder)
     names = [*_OBJECTS]
-    for name in names:  # which grows
+    for name in names:  # the list grows in the loop
         if (folder / name).is_file():
             state = read_json(folder / name)
             if not isinstance(state, dict):
@@ -114,7 +114,7 @@ def check_tokenizer_files(folder: Path) -> None:
                 check_numbers(state, folder / name)  # the tokenizer's loader makes a config too
             for key in (
                 state if name == "special_tokens_map.json" else ()
-            ):  # which are taken for the tokenizer's own arguments
+            ):  # the tokenizer takes them for its own arguments
                 if key.endswith("_file"):
                     raise InputError(
                         f"{key} is {describe(state[key])}", file=folder / name, expected="no file elsewhere"
@@ -132,7 +132,7 @@ def check_numbers(values: Any, file: str | Path) -> None:
     if not isinstance(values, dict):
         raise InputError(f"is {describe(values)}", file=file, expected="an object")
     parts = [values]
-    for part in parts:  # which grows; a config may be nested as deep as Python can read
+    for part in parts:  # the list grows in the loop; a config may be nested as deep as Python can read
         parts += [value for value in part.values() if isinstance(value, dict)]
         for name, value in part.items():
             most = next(most for pattern, most in _MOST.items() if re.fullmatch(pattern, name))
@@ -158,7 +158,7 @@ def _fault(state: dict[str, Any]) -> str | None:
         return f"its steps can make {growth:,.0f} characters of one (at most {_MOST_GROWTH})"
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
     steps = [state.get(name) for name in names]
-    for step in steps:  # which grows
+    for step in steps:  # the list grows in the loop
         if isinstance(step, str) and len(step) > _LONGEST_TEXT:
             return f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary"
         if isinstance(step, list):
@@ -216,7 +216,7 @@ def _longest_in(charsmap: Any) -> int:
     except (TypeError, ValueError, binascii.Error):
         return 0
     offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
-    starts = np.array([byte & 0xC0 != 0x80 for byte in texts] + [True])  # of characters, and the end
+    starts = np.array([byte & 0xC0 != 0x80 for byte in texts] + [True])  # starts of characters, and the end
     seen = np.zeros(len(units), dtype=bool)
     waiting = offsets[:1] if size % 4 == 0 else np.empty(0, dtype=np.int64)
     if not len(waiting):
@@ -254,7 +254,7 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     try:
         with reading(name_or_folder), panics_caught():
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
-            # which one whose unknown token is not in its vocabulary cannot
+            # fails if the unknown token is not in the vocabulary
             tokenizer(_UNUSUAL, verbose=False)
     except Exception as error:  # the tokenizers package raises plain Exceptions over damaged files
         hint = (
@@ -324,7 +324,7 @@ def append_end_token(tokenizer: Any) -> None:
     backend = tokenizer.backend_tokenizer
     state = json.loads(backend.to_str())
     processor = state["post_processor"]
-    # of a sequence, what it is made of
+    # for a sequence, its parts
     parts: list[Any] = [] if processor is None else processor.get("processors", [processor])
     others = [part for part in parts if part["type"] != "TemplateProcessing"]
     if strange := [part["type"] for part in others if part["type"] != "ByteLevel"]:

@@ -71,13 +71,13 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
 def _serve() -> None:
     """Answers requests until there are no more: with a document, or with the reason why it cannot be read."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what a parser prints is no answer
+    sys.stdout = sys.stderr  # the output of a parser is no answer
     with suppress(AttributeError):  # Linux; elsewhere it ends when its document is read
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     for request in sys.stdin:
         file, name = map(Path, json.loads(request))
         size = file.stat().st_size / 2**20 if file.is_file() else 0
-        with suppress(ImportError, AttributeError, ValueError):  # of a system without such bounds
+        with suppress(ImportError, AttributeError, ValueError):  # some systems have no such bounds
             # The signal of this clock ends the process; of a memory that is full, Python's exception does.
             signal.setitimer(signal.ITIMER_PROF, _SECONDS[0] + _SECONDS[1] * size)
             import resource

@@ -4,13 +4,14 @@ every file is hashed.
 Only checkpoints of a training run have the last five files. The manifest is written last.
 
     model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared tower)
-    encoder/                 backbone config (of passages, if questions have a table) and tokenizer files, as Hugging
-                             Face writes them; token_frequencies.json, where `idf` pooling starts
-    encoder_settings.json    pooling, lengths: all other settings that decide a vector
+    encoder/                 backbone config (of passages, if questions have a static table) and tokenizer
+                             files, as Hugging Face writes them; token_frequencies.json,
+                             where `idf` pooling starts
+    encoder_settings.json    pooling, lengths: all other settings that determine a vector
     manifest.json            sizes and SHA-256 of all files
     optimizer.safetensors    optimizer state by parameter name
     scaler.json              loss scale of fp16
-    callbacks.json           what callbacks remember, by class name
+    callbacks.json           state of callbacks, by class name
     trainer_state.json       progress, identity of the run, best value
     config.json              the resolved configuration of the run
 """

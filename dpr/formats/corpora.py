@@ -52,7 +52,7 @@ _NAMES = {
     "ids": (*PASSAGE_IDS, *QUESTION_IDS),
     "texts": (*PASSAGE_TEXTS, *QUESTIONS),
 }
-DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
+DEFAULT_COLUMNS = (0, 1, 2)  # columns of id, text and title, as in DPR
 Columns = tuple[int, int, int]
 
 

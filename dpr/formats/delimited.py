@@ -140,7 +140,7 @@ def table_form(path: Path, *, commas: bool = False) -> TableForm:
     header, too.
 
     Raises:
-        InputError: as ``iter_lines`` raises it; wrong quotes in the first row of a csv file; a header that
+        InputError: an error of ``iter_lines``; wrong quotes in the first row of a csv file; a header that
         names a known column twice.
     """
     form = form_of(iter_lines(path), path, commas=commas)
@@ -157,7 +157,7 @@ def table_rows(path: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
     """Yields the fields of every row, with the line on which the row ends. Blank lines are skipped.
 
     Raises:
-        InputError: wrong quotes in a csv file, or what ``iter_lines`` raises.
+        InputError: wrong quotes in a csv file, or an error of ``iter_lines``.
     """
     return rows_of(iter_lines(path), form, path)
 
@@ -242,10 +242,10 @@ def _has_csv_quotes(texts: Sequence[str]) -> bool:
         for row in csv.reader((f"{text}\n" for text in texts), delimiter="\t", strict=True):
             widths.add(len(row))
     except csv.Error as error:
-        if str(error) != "unexpected end of data":  # which may come after the first megabyte
+        if str(error) != "unexpected end of data":  # the end may come after the first megabyte
             widths.clear()
     if len(widths) == 1 and not all(text.count("\t") + 1 in widths for text in texts):
-        return True  # of lines that are no rows by themselves, whole rows are made
+        return True  # lines that are no rows by themselves form whole rows
     enclosed = [inner for text in texts for inner in _ENCLOSED.findall(text)]
     wrong = sum('"' in _ENCLOSED.sub("", text) for text in texts)  # or parts of a field of several lines
     is_column = 2 * len(enclosed) > len(texts) and len(enclosed) > 4 * wrong

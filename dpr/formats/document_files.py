@@ -85,7 +85,7 @@ def read_html(data: bytes) -> Document:
             node.replace_with(html.escape(node, quote=False))  # its signs are no tags of the Markdown
         else:
             node.replace_with(node.replace("```", "'''"))  # nor the end of the code
-    for tag in soup(["dt", "summary"]):  # what is defined, and a question that can be opened
+    for tag in soup(["dt", "summary"]):  # a defined term, and a question that can be opened
         tag.name = "h6"
     for tag in soup("dd"):
         tag.name = "p"
@@ -143,7 +143,7 @@ def read_excel(data: bytes) -> Document:
                 )
     workbook = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
     for sheet in workbook.worksheets:
-        sheet.reset_dimensions()  # what a file says of its size need not be so
+        sheet.reset_dimensions()  # the size that a file states may be wrong
         rows = []
         for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
             cells = ["" if cell is None else str(cell) for cell in row]

@@ -220,7 +220,7 @@ def rows_as_sections(numbered: Sequence[tuple[int, Sequence[str]]]) -> list[Sect
         ]
         text = "" if body is None else cells[body]
         headings = () if body is None or title is None or not cells[title] else (cells[title],)
-        if not text:  # what would be its heading is its text
+        if not text:  # without a text, the headings become the text
             others = [*headings, *others]
             headings = ()
         parts = Block(text), Block(". ".join(others), is_prose=body is None)
@@ -273,7 +273,7 @@ def read_markdown(text: str, title: str = "") -> Document:
         title = stated[1] if stated else title
         text = "\n" * front[0].count("\n") + text[front.end() :]
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
-    lines: list[str] = []  # of the block that is open
+    lines: list[str] = []  # lines of the open block
     start = 1
     fence = ""
 

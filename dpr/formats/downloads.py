@@ -84,7 +84,7 @@ def download(
             raise InputError(f"the server's answer cannot be read ({error})", file=url) from None
         except RequestException as error:
             problem = error
-        if "NameResolution" in str(problem):  # of urllib3, between three layers of brackets
+        if "NameResolution" in str(problem):  # urllib3 puts it between three layers of brackets
             problem = RequestException("its server is not found; is this machine online?")
         failures += 1
         if failures >= attempts:
@@ -160,7 +160,7 @@ def unpack(archive: Path, folder: Path, *, max_files: int = MAX_FILES, max_bytes
                         continue
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with opened.open(info) as content, open(target, "xb") as out:
-                        while chunk := content.read(_CHUNK):  # which may be more than the archive states
+                        while chunk := content.read(_CHUNK):  # may be more than the archive states
                             left -= len(chunk)
                             if left < 0:
                                 raise InputError(f"unpacks to more than {max_bytes:,} bytes", file=archive)

@@ -140,7 +140,7 @@ def _array_records(stream: io.BufferedReader, path: Path) -> Iterator[JsonRecord
     decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     text = ""
     line = 1
-    start = column = 0  # where reading goes on, in ``text`` and in ``line``
+    start = column = 0  # place where reading goes on, in ``text`` and in ``line``
     is_end = False
 
     def fill() -> None:

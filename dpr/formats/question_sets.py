@@ -37,7 +37,7 @@ from dpr.formats.training_records import answers_in, checked_answers, string_of
 
 Qrels = dict[str, dict[str, int]]
 Judgement = tuple[str, str, int]
-_LARGEST_GRADE = 2**31 - 1  # of 32 bits, as trec_eval holds them
+_LARGEST_GRADE = 2**31 - 1  # 32 bits, as in trec_eval
 JUDGED = {
     "question": (*NAMED_QUESTION_IDS, "topic", "query", "question"),
     "passage": (*NAMED_PASSAGE_IDS, "doc", "passage", "document"),
@@ -45,7 +45,7 @@ JUDGED = {
 }
 _ASKED = {"questions": (*QUESTIONS, "text")}
 _ASKED_WITH = {"ids": QUESTION_IDS, "answers": ANSWERS}
-_DEFAULT_COLUMNS = (0, 1, -1)  # of question, answers and id, as in DPR
+_DEFAULT_COLUMNS = (0, 1, -1)  # columns of question, answers and id, as in DPR
 
 
 def read_questions(

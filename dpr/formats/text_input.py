@@ -43,7 +43,7 @@ _OTHER_CONTENT = (
     (0, b"version https://git-lfs", "a pointer of Git LFS to the file", "git lfs pull fetches it"),
 )
 _MAGIC_BYTES = 265
-_MOST_VALUES = 100_000  # of a YAML file whose aliases stand for copies
+_MOST_VALUES = 100_000  # values of a YAML file whose aliases stand for copies
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -216,7 +216,7 @@ def _count(node: Any, sizes: dict[int, int]) -> int:
     YAMLError for a key that occurs twice."""
     if id(node) in sizes:
         return sizes[id(node)]
-    sizes[id(node)] = _MOST_VALUES  # of an alias inside of what it names
+    sizes[id(node)] = _MOST_VALUES  # for an alias inside the node that it names
     size = 1
     lines: dict[str, int] = {}
     for child in node.value if isinstance(node, yaml.CollectionNode) else ():

@@ -12,7 +12,7 @@ tokens-<key>/
                              negatives of each row
                scores.npy    (N,) float32 a teacher's scores of the slots, NaN: none; empty where the part has
                              none
-  manifest.json              what it is made of, sizes and SHA-256 of all files; present means complete
+  manifest.json              provenance, sizes and SHA-256 of all files; present means complete
 
 A part is a step (dpr/storage/steps.py). When a store is opened, its files are first compared with their
 hashes (``ensure_built``), which are computed once and then remembered.

@@ -285,8 +285,8 @@ def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
     """Yields a file with the rows of ``data``, a JSON object a line, for the duration of the block.
 
     Raises:
-        InputError: a value of a row is none of JSON's. Errors of the block about a line of the file name the
-        row instead.
+        InputError: a value of a row has no type of JSON. Errors of the block about a line of the file name
+        the row instead.
         ConfigError: ``data`` is of another type, or has several splits and none is chosen.
         OutputError: there is no room for the file.
     """
@@ -333,14 +333,14 @@ def _hub_rows(name: str, split: str) -> Iterable[Any]:
         )
     try:
         dataset = datasets.load_dataset(f"{owner}/{title}", configuration or None)
-    except Exception as error:  # of the network, of its client, of the files there
+    except Exception as error:  # errors of the network, its client, or the files there
         hint = "is there a network? dpr prepare reads files that were fetched elsewhere"
         raise InputError(f"could not be fetched ({first_line(error)})", file=name, hint=hint) from None
     return _rows(dataset, split)
 
 
 def _line(number: int, row: Any) -> bytes:
-    texts = getattr(row, "texts", row)  # of an InputExample
+    texts = getattr(row, "texts", row)  # texts of an InputExample
     if isinstance(texts, list | tuple) and len(texts) > 1 and all(isinstance(text, str) for text in texts):
         row = {"question": texts[0], "positive": texts[1], "negative": texts[2:]}
     if not isinstance(row, Mapping):

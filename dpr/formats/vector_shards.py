@@ -178,7 +178,7 @@ class VectorShard:
                 chunks[int(match[1])][name] = entry
         self._chunks = dict(sorted(chunks.items()))
         self._kept = lru_cache(1024)(self._arrays)
-        self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows
+        self._ends: np.ndarray | None = None  # ends of chunks, filled when rows are first requested
         problems = folder_problems(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
         problems = [problem for problem in problems if not RECORDS.match(problem)]
@@ -262,7 +262,7 @@ def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(VectorShard, paths))
     require_compatible([(shard.path, shard.metadata) for shard in shards])
-    # What was proved once for the same files is not proved again.
+    # A proof for the same files is not repeated.
     proved = [shard.ids_sha256() for shard in shards]
     if not recalled("unique ids", proved):
         if (duplicate := first_duplicate([shard.id_chunks for shard in shards])) is not None:

@@ -240,7 +240,7 @@ def split_questions(pairs: Sequence[QuestionPair], seed: int) -> dict[str, list[
     for depth in range(2 if given else 4):
         if (
             depth == 3
-        ):  # what is asked of several parts, of which one may be held out and another not, is left out
+        ):  # questions about several parts are left out, since one of the parts may be held out and another not
             pairs = [one for one in pairs if one.pieces[0].place // _PART == one.pieces[-1].place // _PART]
             candidates = one_for_each_passage(pairs)
         sizes = {
@@ -357,7 +357,7 @@ def find_answers(
     An answer is the name of a file (all of its passages answer), or a text: the passages that contain it,
     compared word by word over its first 30 words, else new passages under the name of the questions' file.
     """
-    # What an answer may name: files by path and, where only one has it, by name.
+    # Names that an answer may give: files by path and, if only one has it, by name.
     files: dict[str, list[Piece]] = {}
     for piece in pieces:
         files.setdefault(piece.file, []).append(piece)

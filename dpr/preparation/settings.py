@@ -177,7 +177,8 @@ columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: col
     """Files, folders or patterns; one folder of documents; or with pairs one corpus, in any format that dpr
     embed reads."""
     out: str | None = setting(None, path="output")
-    """File to write; a folder for to=beir, of documents, and with pairs. A name in .gz is compressed."""
+    """File to write; a folder for to=beir, for a folder of documents, and with pairs. A name in .gz is
+    compressed."""
     format: str = ""
     """Format of the source, if its content does not show it."""
     to: str = "dpr"
@@ -225,7 +226,7 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
     tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file", "model"), path="input")
     """Model name, model folder, checkpoint or run folder whose tokenizer counts; empty = count words."""
     sequence_length: int | None = setting(None, unit="tokens", least=1, also=("encoder.sequence_length",))
-    """Longest question and passage; absent = those of the model, or 256."""
+    """Maximum length of questions and passages; absent = that of the model, or 256."""
     strict: bool = False
     """End with 3 if there is a problem."""
     suspects: str | None = setting(None, path="output")
@@ -273,7 +274,7 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     layers: int = setting(1, least=0)
     """Transformer layers; 0 makes a static encoder."""
     hidden: int = setting(256, least=1)
-    """Width, also that of the vectors."""
+    """Width of the encoder and of its vectors."""
     max_positions: int = setting(512, unit="tokens", least=1)
     """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")

@@ -370,7 +370,7 @@ def _remove_stale(folder: Path) -> None:
             with (
                 suppress(DprError),
                 open_own(lock, "rb") as file,
-            ):  # those of builds are empty, unlike other programs' files of this name
+            ):  # locks of builds are empty, unlike other programs' files of this name
                 if not os.fstat(file.fileno()).st_size and lock_descriptor(file.fileno(), blocking=False):
                     lock.unlink()
         remove_stale_notes(folder)

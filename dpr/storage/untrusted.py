@@ -54,7 +54,7 @@ def describe(value: Any) -> str:
         return "null"
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an empty list" if not value else "a list"
-    if not isinstance(value, bool | str | int | float):  # of a Parquet column or a Python literal
+    if not isinstance(value, bool | str | int | float):  # values of a Parquet column or a Python literal
         return f"of type {type(value).__name__}"
     kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
     text = str(value)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EXPECTED = "a checkpoint of the original DPR"
-# What zipfile and torch raise for damaged containers.
+# Errors of zipfile and torch for damaged containers.
 _DAMAGED = (
     zipfile.BadZipFile,
     ValueError,
