@@ -1,11 +1,11 @@
-"""Which contexts a question competes with, and its scores for them. docs/numerics.md, sections 1 and 3,
+"""Contexts that a question competes with, and its scores for them. docs/numerics.md, sections 1 and 3,
 derives the rules.
 
 Candidates follow from identities alone, which are known before anything is encoded. They are found on the
-host, where sorting and counting wait for nothing, and only the finished columns go to the device.
+host, where sorting and counting wait for nothing. Only the finished columns are copied to the device.
 
-Letters: B questions of this rank, M context slots of the pool, K known positives per question, D dimensions
-(G of guide vectors).
+Letters: B questions of this rank, M context slots of the global batch (``pool`` in the code), K known
+positives per question, D dimensions (G of guide vectors).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ODD = -7046029254386353131  # mixes two numbers into one of 64 bits; distinct f
 
 
 class Candidates(NamedTuple):
-    """What a question competes with.
+    """Columns that the questions of this rank compete with.
 
-    ``target`` (B,) is the column of its positive, ``counts`` (M,) bool marks the columns that count,
-    ``masked`` (B, K) columns that do not count for one question (M where there are fewer than K), ``first``
-    (M,) names for each column the first that holds the same passage.
+    ``target`` (B,) is the column of each question's positive. ``counts`` (M,) bool marks the columns that
+    count for any question. ``masked`` (B, K) lists the columns that do not count for one question, padded
+    with M. ``first`` (M,) maps each column to the first column that holds the same passage.
     """
 
     target: Tensor
@@ -42,13 +42,13 @@ class Candidates(NamedTuple):
     first: Tensor
 
     def to(self, device: torch.device) -> Candidates:
-        """A copy on ``device``, made without waiting: copies from memory that is not pinned would wait for
-        all work under way."""
+        """Returns a copy on ``device``, made without waiting. A copy from memory that is not pinned would
+        wait for all work under way."""
         return Candidates(*(on_device(part, device) for part in self))
 
     def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """Writes ``MASKED_SCORE``, in place, over what does not count in the given part of the score
-        matrix."""
+        """Writes ``MASKED_SCORE``, in place, over the columns that do not count in the given part of the
+        score matrix."""
         width = scores.shape[1]
         column = self.masked[rows] - (columns.start or 0)
         # A spare column for what lies outside of this part.
@@ -57,13 +57,17 @@ class Candidates(NamedTuple):
         return scores.masked_fill_(excluded[:, :width], MASKED_SCORE)
 
     def are_first(self, best: Tensor) -> Tensor:
-        """Whether each target ranks first, (B,), where ``best`` (B,) has the highest score. Of the columns of
-        one passage it is the first: their scores differ by rounding alone, which depends on how a pool is
-        divided."""
+        """Returns whether each target ranks first, (B,), where ``best`` (B,) is the column with the highest
+        score.
+
+        All columns of one passage stand for the first of them. Their scores differ by rounding alone, which
+        depends on how the global batch is divided.
+        """
         return self.first[best] == self.target
 
     def competing(self, rows: slice, columns: Tensor) -> Tensor:
-        """Which of ``columns``, all of which count, compete with each question's positive: (B', n) bool."""
+        """Returns a mask (B', n) of the ``columns`` that compete with each question's positive. All
+        ``columns`` must count."""
         result = columns[None, :] != self.target[rows, None]
         for number in range(self.masked.shape[1]):
             result &= columns[None, :] != self.masked[rows, number, None]
@@ -78,13 +82,16 @@ def find_candidates(
     known_positive_ids: Tensor,
     known_positive_valid: Tensor,
 ) -> Candidates:
-    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage,
-    told by its id or its text, counts once (at its first slot; positives are moved there), and other known
-    positives of a question do not count against it; one whose second number is ``WHOLE_DOCUMENT`` stands for
-    every passage of its document, at most one for each question.
+    """Returns the candidates by ``rule``.
 
-    ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids``
-    (B, K, 2), ``known_positive_valid`` (B, K); all on the host.
+    * ``dpr``: every slot counts as often as it appears.
+    * ``distinct``: each passage, identified by its id or its text, counts once, at its first slot. Positives
+      are moved there. Other known positives of a question do not count against it. A known positive whose
+      second number is ``WHOLE_DOCUMENT`` stands for every passage of its document; a question has at most
+      one.
+
+    ``positive_idx`` (B,) holds columns of the global batch. The others are ``valid`` (M,), ``ids`` (M, 2),
+    ``known_positive_ids`` (B, K, 2) and ``known_positive_valid`` (B, K). All are on the host.
     """
     num_slots = len(ids)
     num_known = known_positive_ids.shape[1]
@@ -94,8 +101,8 @@ def find_candidates(
         for of_slots, of_known in zip(names_of(ids), names_of(known_positive_ids), strict=True)
     ]
 
-    # Two texts of one id, one of which has another id too, are one passage with that: hence until nothing
-    # changes.
+    # One id may have two texts, and one of these another id as well. All of these are one passage, so repeat
+    # until nothing changes.
     first = column
     is_settled = False
     while not is_settled:
@@ -114,7 +121,7 @@ def find_candidates(
     target = first[positive_idx]
     known = torch.cat([columns[num_slots:].reshape(known_positive_valid.shape) for columns in found], dim=1)
     known = torch.where(known_positive_valid.repeat(1, 2), known, num_slots)
-    # What is known by its id and by its text is masked once, since terms count what is masked.
+    # A passage known by both its id and its text is masked once, since terms count the masked columns.
     ordered, order = known.sort(dim=1, stable=True)
     is_repeated = torch.zeros_like(known, dtype=torch.bool)
     is_repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
@@ -128,9 +135,10 @@ def find_candidates(
 
 
 def names_of(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Of identities (..., 2) the names by id and by text (...); passages with a name in common are one.
+    """Returns the names by id and by text, (...) each, of identities (..., 2). Passages with a name in common
+    are one.
 
-    Both names of a cut, whose second number is not negative, are its own: another cut of its document is
+    A cut, whose second number is not negative, has both names to itself: another cut of its document is
     another passage.
     """
     is_text = ids[..., 1] < 0
@@ -139,8 +147,7 @@ def names_of(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
-    """The slots (B, n) of the document that each question has as a known positive; M where there are
-    fewer."""
+    """Returns the slots (B, n) of the document that each question has as a known positive, padded with M."""
     is_whole = known_positive_ids[:, :, 1] == WHOLE_DOCUMENT
     documents = known_positive_ids[torch.arange(len(is_whole)), is_whole.int().argmax(1), 0]
     ordered, order = torch.sort(ids[:, 0], stable=True)
@@ -152,10 +159,10 @@ def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GuideVectors:
-    """Another model's vectors of length 1 (zeros where it has none): of each question's positive (B, G), of
-    the columns (M, G).
+    """Vectors of length 1 from another model, for each question's positive (B, G) and for the columns (M, G).
+    Passages without a vector have zeros.
 
-    A passage whose cosine with a question's positive exceeds ``threshold`` is taken for an unlabelled
+    A passage whose cosine with a question's positive exceeds ``threshold`` is treated as an unlabelled
     positive.
     """
 
@@ -167,7 +174,7 @@ class GuideVectors:
         self, scores: Tensor, target: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING
     ) -> Tensor:
         """Writes ``MASKED_SCORE``, in place, over the unlabelled positives in the given part of the score
-        matrix; ``target`` (B,) is never masked."""
+        matrix. ``target`` (B,) is never masked."""
         suspects = self.positives[rows] @ self.columns[columns].T > self.threshold
         column, is_inside = columns_in(target[rows], columns.start or 0, scores.shape[1])
         suspects.scatter_(1, column, suspects.gather(1, column) & ~is_inside[:, None])
@@ -175,10 +182,10 @@ class GuideVectors:
 
 
 def columns_in(columns: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where ``columns`` (B',) are among ``width`` columns from ``start`` on, (B', 1), and whether they are,
-    (B',).
+    """Returns the places (B', 1) of ``columns`` (B',) in a block that begins at ``start``, and whether each
+    is inside the block's ``width`` columns, (B',).
 
-    Where they are not, the place means nothing. Selecting the rows that are inside would make the host wait
+    The place of a column outside has no meaning. Selecting the rows that are inside would make the host wait
     for the device to count them.
     """
     place = columns - start
@@ -186,7 +193,8 @@ def columns_in(columns: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]
 
 
 def score_matrix(questions: Tensor, contexts: Tensor, temperature: Temperature = ONE) -> Tensor:
-    """Dot products divided by the temperature, (B, M), in fp32 at least whatever autocast says."""
+    """Returns dot products divided by the temperature, (B, M). They are computed in fp32 at least, under any
+    autocast."""
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
         return questions.to(dtype) @ contexts.to(dtype).T / temperature

@@ -1,8 +1,8 @@
-"""The bi-encoder objective: negative log-likelihood of each question's positive among the candidates of its
-pool. Mathematics only.
+"""The bi-encoder objective: negative log-likelihood of each question's positive among the candidates of the
+global batch (``pool`` in the code). Mathematics only.
 
-Letters: B questions of this rank, M context slots of the pool, D dimensions. docs/numerics.md derives the
-scaling and the candidate rules.
+Letters: B questions of this rank, M context slots of the global batch, D dimensions. docs/numerics.md derives
+the scaling and the candidate rules.
 """
 
 from __future__ import annotations
@@ -23,11 +23,24 @@ MAX_SCORES = 1 << 22
 
 
 class BiEncoderNllLoss(Loss):
-    """-log softmax(positive) of each of this rank's questions, among the candidates of the whole pool.
+    """The InfoNCE loss with in-batch negatives across ranks: -log softmax(positive) of each of this rank's
+    questions, among the candidates of the global batch.
+
+    The default loss of ``dpr train``: use it where the data have no teacher scores. ``Objective`` with
+    default settings computes the same. From "Dense Passage Retrieval for Open-Domain Question Answering"
+    (Karpukhin et al., 2020), whose ``BiEncoderNllLoss`` computed the whole global batch on every rank and
+    obtained 1 / W of the gradient.
 
     A score matrix of more than ``max_scores`` entries (on a CPU ``CPU_MAX_SCORES``, if that is less) is
-    computed in blocks, and again in backward. Replaces DPR's ``BiEncoderNllLoss``, which computed the whole
-    pool on every rank and obtained 1 / W of the gradient.
+    computed in blocks, and again in backward.
+
+        >>> x, row, both = torch.eye(2), torch.arange(2), slice(0, 2)
+        >>> found = Candidates(target=row, counts=row >= 0, masked=row.new_empty(2, 0), first=row)
+        >>> pool = Pool(x, found, Temperature(0.5), x, both, both, ids=torch.stack([row, row], dim=1))
+        >>> BiEncoderNllLoss()(x, pool).losses
+        tensor([0.1269, 0.1269])
+
+    Relatives: ``Symmetric`` ranks questions for a passage; ``Distillation`` learns a teacher's scores.
     """
 
     def __init__(self, *, candidates: str = "distinct", max_scores: int = MAX_SCORES) -> None:
@@ -37,7 +50,8 @@ class BiEncoderNllLoss(Loss):
         self.max_scores = max_scores
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch | None = None) -> LossResult:
-        """Scores this rank's questions (B, D) against the pool's contexts (M, D)."""
+        """Returns the losses of this rank's questions (B, D) against the contexts (M, D) of the global
+        batch."""
         return nll_of_columns(
             questions, pool.contexts, pool.candidates, pool.temperature, max_scores=self.max_scores
         )
@@ -52,14 +66,14 @@ def nll_of_columns(
     guide: GuideVectors | None = None,
     max_scores: int,
 ) -> LossResult:
-    """-log softmax of each question's target, (B,), among the vectors (M, D) that compete with it: the
-    ``candidates``, without those that ``guide`` takes for positives."""
+    """Returns -log softmax of each question's target, (B,), among the vectors (M, D) that compete with it:
+    the ``candidates``, without those that ``guide`` marks as positives."""
     if questions.device.type == "cpu":
         max_scores = min(max_scores, CPU_MAX_SCORES)
     if len(questions) * len(columns) > max_scores:
         return _blockwise_nll(questions, columns, candidates, temperature, guide, max_scores)
     scores = candidates.mask_(score_matrix(questions, columns, temperature))
-    # by the model's own scores, not as they are guarded
+    # by the model's own scores, before the false-negative filter masks any
     correct = candidates.are_first(scores.argmax(dim=1))
     if guide is not None:
         scores = guide.mask_(scores, candidates.target)
@@ -72,8 +86,8 @@ class _Block(NamedTuple):
 
 
 def _blocks(num_rows: int, num_columns: int, max_scores: int) -> Iterator[_Block]:
-    """Nearly square blocks of at most ``max_scores`` scores, all columns of some rows before the next
-    rows."""
+    """Yields nearly square blocks of at most ``max_scores`` scores. All columns of some rows come before the
+    next rows."""
     height = min(num_rows, max(1, int(max_scores**0.5)))
     width = max(1, max_scores // height)
     for row in range(0, num_rows, height):
@@ -84,7 +98,7 @@ def _blocks(num_rows: int, num_columns: int, max_scores: int) -> Iterator[_Block
 
 
 class _BlockwiseNll(torch.autograd.Function):
-    """The softmax over a large pool without its score matrix: memory is that of one block, and backward
+    """Softmax over a large global batch without its score matrix. Memory is that of one block, and backward
     computes each block again."""
 
     @staticmethod
@@ -142,7 +156,7 @@ class _BlockwiseNll(torch.autograd.Function):
             grad_contexts[block.columns].addmm_(share.T, questions[block.rows])
             grad_temperature -= (share * scores).sum()
         for grad in (grad_questions, grad_contexts, grad_temperature):
-            grad.div_(temperature)  # in place: vectors and gradients of the whole pool are held now
+            grad.div_(temperature)  # in place: vectors and gradients of the global batch are in memory now
         return grad_questions, grad_contexts, grad_temperature, None, None, None
 
 
@@ -167,8 +181,8 @@ def _blockwise_nll(
     guide: GuideVectors | None,
     max_scores: int,
 ) -> LossResult:
-    """As ``nll_of_columns``. Differentiable in both vectors and in the temperature; in fp32 at least,
-    whatever autocast says."""
+    """Computes what ``nll_of_columns`` does, block by block. Differentiable in both vectors and in the
+    temperature; in fp32 at least, under any autocast."""
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
         questions = questions.to(dtype)

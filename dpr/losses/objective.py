@@ -1,8 +1,8 @@
-"""The objective as a weighted sum of terms, each a function of a question and its pool. docs/numerics.md,
-section 1, has the formulas.
+"""The objective as a weighted sum of terms, each a function of a question and its global batch (``pool`` in
+the code). docs/numerics.md, section 1, has the formulas.
 
-Letters: B questions of this rank, Q questions and M context slots of the pool, n own slots of each question,
-K known positives of a question at most, D dimensions.
+Letters: B questions of this rank, Q questions and M context slots of the global batch, n own slots of each
+question, at most K known positives of a question, D dimensions.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from dpr.losses.settings import ObjectiveSettings
 
 logger = get_logger(__name__)
 
-# Above it, the softmax of a teacher's scores is 0 in fp32 for all but the best.
+# Above this spread, the softmax of a teacher's scores is 0 in fp32 for all but the best.
 WIDEST_SPREAD = 100.0
 
 
 class StoredVectors:
-    """Looks up vectors by judgement identity.
+    """Vectors that are looked up by judgement identity.
 
     Args:
-        chunks: the vectors, arrays (n, G) that may be mapped from files; 16 bytes are held for each key.
-        keys: (K,) int64, the first number of identities; ``rows`` (K,) are their rows, counted through all
-        chunks.
+        chunks: the vectors, arrays (n, G) that may be mapped from files. Each key takes 16 bytes of memory.
+        keys: the first numbers of the identities, (K,) int64.
+        rows: the row of each key, (K,), counted through all chunks.
         fingerprint: changes with the vectors and their ids.
     """
 
@@ -62,8 +62,8 @@ class StoredVectors:
         self.dimension = chunks[0].shape[1]
 
     def find(self, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Of identities (n, 2), on the host, whether each has a vector, (n,), and the vectors (n, G), in fp32
-        at least; zeros for none."""
+        """Returns whether each of the identities (n, 2), on the host, has a vector, (n,), and the vectors
+        (n, G) in fp32 at least, with zeros where there is none."""
         wanted = ids[:, 0].numpy()
         index = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
         rows = self._rows[index]
@@ -77,13 +77,25 @@ class StoredVectors:
         return is_found, vectors
 
     def typical_length(self) -> float:
-        """The median length of some vectors."""
+        """Returns the median length of the first vectors, 64 at most."""
         return float(np.median(np.linalg.norm(self._chunks[0][:64].astype(np.float32), axis=1)))
 
 
 class Nll(Term):
-    """-log softmax of a question's positive among the candidates of the pool. The ``guide``'s vectors say which
-    passages are much alike; it warns once where a whole batch has none."""
+    """The InfoNCE loss with in-batch negatives: -log softmax of a question's positive among the candidates of
+    the global batch.
+
+    This is the default objective, weighted by ``loss.nll_weight``. From "Dense Passage Retrieval for
+    Open-Domain Question Answering" (Karpukhin et al., 2020). The vectors of ``guide`` are a false-negative
+    filter: passages too similar to the positive are masked. The term warns once of a batch in which no
+    passage has a guide vector.
+
+        >>> nll = Nll(guide=None, threshold=0.9, max_scores=1 << 22)
+        >>> nll.needs
+        frozenset({'contexts'})
+
+    Relatives: ``BiEncoderNllLoss`` is the same as a whole loss; ``Symmetric`` is the other direction.
+    """
 
     needs = frozenset({CONTEXTS})
 
@@ -120,7 +132,19 @@ class Nll(Term):
 
 
 class Symmetric(Term):
-    """-log softmax of each question among all questions of the pool, given its positive."""
+    """The passage-to-question direction of the contrastive loss: -log softmax of each question among all
+    questions of the global batch, given its positive.
+
+    Use it beside ``Nll``, with ``loss.symmetric_weight``, to train both directions. "Learning Transferable
+    Visual Models From Natural Language Supervision" (CLIP; Radford et al., 2021) weights both directions
+    equally.
+
+        >>> both = Objective(ObjectiveSettings(nll_weight=0.5, symmetric_weight=0.5))
+        >>> sorted(both.needs)
+        ['contexts', 'known_positives', 'questions']
+
+    Relative: ``Nll``, the question-to-passage direction.
+    """
 
     def __init__(self, *, candidates: str, max_scores: int) -> None:
         self.candidates = candidates
@@ -138,10 +162,20 @@ class Symmetric(Term):
 
 
 class Distillation(Term):
-    """A question's scores for its own slots against those of a teacher, by KL divergence, by margins or by
-    both with their weights.
+    """Difference between a question's scores for its own slots and those of a teacher, by KL divergence
+    (``loss.kl_weight``), by margins (``loss.margin_mse_weight``) or by both.
 
-    A question without teacher scores has 0. It warns once of scores that cannot be learned from.
+    Use it where the training data hold scores of a stronger model, such as a cross-encoder. KL divergence is
+    from "Distilling the Knowledge in a Neural Network" (Hinton et al., 2015), MarginMSE from "Improving
+    Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation" (Hofstätter et al., 2020).
+    A question without teacher scores has loss 0. The term warns once of scores that cannot be learned from.
+
+        >>> distilled = Objective(ObjectiveSettings(nll_weight=0, kl_weight=1, teacher_temperature=2))
+        >>> [type(term).__name__ for _, term in distilled.terms]
+        ['Distillation']
+
+    Relatives: ``kl_divergence`` and ``margin_mse`` are its formulas; ``Embedding`` learns a teacher's
+    vectors.
     """
 
     needs = frozenset({OWN_SCORES})
@@ -189,23 +223,35 @@ class Distillation(Term):
 
 
 class Teacher(Protocol):
-    """Whose vectors are learned, without gradient; ``fingerprint`` changes with them."""
+    """Source of the vectors to be learned, which have no gradient. ``fingerprint`` changes with them."""
 
     fingerprint: str
     teaches_passages: bool
 
     def questions(self, batch: BiEncoderBatch) -> Tensor | None:
-        """The vectors (B, D) of questions; None if it teaches none."""
+        """Returns the vectors (B, D) of questions, or None if it teaches none."""
         ...
 
     def slots(self, batch: BiEncoderBatch) -> Tensor:
-        """The vectors (N, D) of the passages in context slots."""
+        """Returns the vectors (N, D) of the passages in context slots."""
         ...
 
 
 class Embedding(Term):
-    """The squared distance of a question's vector to the teacher's and the mean of those of its own slots, of
-    what it teaches."""
+    """Squared distance between a question's vector and the teacher's, plus its mean over the vectors of the
+    question's own slots. A part that the teacher does not teach is left out.
+
+    Use it with ``loss.teacher`` to distil another model's vectors, with ``loss.nll_weight=0`` from texts
+    alone. "Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation" (Reimers and
+    Gurevych, 2020) trains by the same distance.
+
+        >>> from types import SimpleNamespace
+        >>> teacher = SimpleNamespace(fingerprint="f", teaches_passages=False)
+        >>> Embedding(teacher).reads_passages
+        False
+
+    Relative: ``Distillation`` learns a teacher's scores.
+    """
 
     def __init__(self, teacher: Teacher) -> None:
         self._teacher = teacher
@@ -227,11 +273,15 @@ class Embedding(Term):
 
 
 def kl_divergence(student: Tensor, teacher: Tensor, is_scored: Tensor) -> Tensor:
-    """Of each question the divergence KL(teacher || student) of two softmax distributions over its scored
-    slots, (B,).
+    """Returns the divergence KL(teacher || student) of two softmax distributions over the scored slots of
+    each question, (B,).
 
-    ``student`` and ``teacher`` (B, n) are divided by their temperatures already; ``is_scored`` (B, n) marks
+    ``student`` and ``teacher`` (B, n) are divided by their temperatures already. ``is_scored`` (B, n) marks
     the slots that count. A question with fewer than two of them has 0.
+
+        >>> teacher, is_scored = torch.tensor([[2.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
+        >>> kl_divergence(torch.zeros(1, 2), teacher, is_scored)
+        tensor([0.3278])
     """
     log_student = student.masked_fill(~is_scored, MASKED_SCORE).log_softmax(1)
     log_teacher = teacher.masked_fill(~is_scored, MASKED_SCORE).log_softmax(1)
@@ -239,11 +289,15 @@ def kl_divergence(student: Tensor, teacher: Tensor, is_scored: Tensor) -> Tensor
 
 
 def margin_mse(student: Tensor, teacher: Tensor, is_scored: Tensor, positive: Tensor) -> Tensor:
-    """Of each question the mean squared difference of margins over its scored slots other than the positive,
-    (B,).
+    """Returns the mean squared difference of margins over the scored slots of each question other than its
+    positive, (B,).
 
     A margin is the positive's score minus that of another slot. ``positive`` (B,) is the slot of the
-    positive. A question whose positive has no score, or nothing else has one, has 0.
+    positive. A question whose positive has no score has 0, and so has one with no other scored slot.
+
+        >>> student, teacher = torch.tensor([[1.0, 0.5]]), torch.tensor([[3.0, 1.0]])
+        >>> margin_mse(student, teacher, torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]))
+        tensor([2.2500])
     """
     column = positive[:, None]
     counts = (is_scored & is_scored.gather(1, column)).scatter(1, column, False)
@@ -253,28 +307,28 @@ def margin_mse(student: Tensor, teacher: Tensor, is_scored: Tensor, positive: Te
 
 
 def own_slots(pool: Pool, num_questions: int) -> Tensor:
-    """The vectors of each question's own slots, (B, n, D)."""
+    """Returns the vectors of each question's own slots, (B, n, D)."""
     slots = pool.contexts[pool.own_contexts]
     return slots.view(num_questions, -1, slots.shape[1])
 
 
 def own_scores(questions: Tensor, pool: Pool) -> Tensor:
-    """Dot products of each question with its own slots, (B, n), in fp32 at least; not divided by the
-    temperature."""
+    """Returns the dot products of each question with its own slots, (B, n), in fp32 at least and not divided
+    by the temperature."""
     dtype = torch.promote_types(questions.dtype, torch.float32)
     return torch.bmm(own_slots(pool, len(questions)).to(dtype), questions.to(dtype)[:, :, None])[:, :, 0]
 
 
 def own_positive(batch: BiEncoderBatch) -> Tensor:
-    """Which of its own slots is each question's positive, (B,), on the host."""
+    """Returns the number, among a question's own slots, of its positive, (B,), on the host."""
     return batch.positive_idx - torch.arange(len(batch)) * (len(batch.context_ids) // len(batch))
 
 
 def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candidates:
-    """For the positive of each of this rank's questions: its question among the columns of all Q, and those
-    that compete with it.
+    """Returns, for the positive of each of this rank's questions, the column of its question among all Q and
+    the columns that compete with it.
 
-    With ``distinct`` a question that is known to be answered by the passage does not compete. All on the
+    With ``distinct``, questions that the passage is known to answer do not compete. Everything is on the
     host.
     """
     num_questions = len(pool.questions)
@@ -311,12 +365,22 @@ def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candida
 
 
 class Objective(Loss):
-    """A weighted sum of terms: those that ``settings`` weigh, then ``user_terms`` with their weights.
+    """Weighted sum of terms: those with a weight in ``settings``, then ``user_terms`` with their weights.
 
-    The terms run in the same order with the same operations in every step, whatever the data hold: a question
-    without teacher scores has a distillation term of 0, and the divisor of the pool stays Q. ``normalize``:
-    vectors have length 1, and so must have their prefixes (``loss.dimensions``). A score matrix of more than
-    ``max_scores`` entries is computed in blocks.
+    This is the loss of ``dpr train``, set by the ``loss`` node of the configuration. ``loss.dimensions``
+    follows "Matryoshka Representation Learning" (Kusupati et al., 2022).
+
+    The terms run in the same order with the same operations in every step, whatever the data hold. A question
+    without teacher scores has a distillation term of 0, and the divisor of the global batch stays Q. With
+    ``normalize`` vectors have length 1, and prefixes (``loss.dimensions``) are scaled to length 1 as well. A
+    score matrix of more than ``max_scores`` entries is computed in blocks.
+
+        >>> loss = Objective(ObjectiveSettings(symmetric_weight=0.5, kl_weight=1))
+        >>> [(weight, type(term).__name__) for weight, term in loss.terms]
+        [(1.0, 'Nll'), (0.5, 'Symmetric'), (1.0, 'Distillation')]
+
+    Relatives: ``Nll``, ``Symmetric``, ``Distillation`` and ``Embedding`` are its terms. ``BiEncoderNllLoss``
+    is the first alone.
     """
 
     def __init__(
@@ -367,7 +431,7 @@ class Objective(Loss):
         return LossResult(_added(losses), correct)
 
     def _prefix(self, vectors: Tensor, width: int) -> Tensor:
-        """The first ``width`` dimensions, of length 1 again if the vectors have it."""
+        """Returns the first ``width`` dimensions, scaled to length 1 if the vectors are."""
         if width < vectors.shape[1]:
             vectors = vectors[:, :width]
             if self._normalize:
@@ -375,7 +439,7 @@ class Objective(Loss):
         return vectors
 
     def _sum(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        """The weighted sum of the terms for vectors of one width."""
+        """Returns the weighted sum of the terms for vectors of one width."""
         if OWN_SCORES in self._needed:
             pool = replace(pool, own_scores=own_scores(questions, pool))
         losses = list[Tensor]()
@@ -394,7 +458,7 @@ class Objective(Loss):
                     f" ({len(batch)},)"
                 )
             losses.append(weight * part)
-        if correct is None:  # which questions rank their positive first among their own slots
+        if correct is None:  # no term says which questions rank their positive first
             scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
             valid = on_device(batch.context_valid, scores.device).view_as(scores)
             best = scores.detach().masked_fill(~valid, MASKED_SCORE).argmax(1)

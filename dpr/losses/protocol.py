@@ -1,8 +1,8 @@
-"""The contract of a loss and of its terms: their view of a batch and its pool, and what they must return.
-Mathematics only.
+"""The contract of a loss and of its terms: their view of a batch and its global batch (``pool`` in the code),
+and what they must return. Mathematics only.
 
-Letters: B questions of this rank, Q questions and M context slots of the pool, n own slots of each question,
-D dimensions.
+Letters: B questions of this rank, Q questions and M context slots of the global batch, n own slots of each
+question, D dimensions.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ GATHERED = frozenset({CONTEXTS, QUESTIONS, KNOWN_POSITIVES})
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What this rank's questions are judged against.
+    """The global batch as the questions of this rank see it.
 
-    ``contexts`` (M, D) are the vectors of all ranks' context slots in rank order, with gradient;
-    ``candidates`` says which of these columns count for which of this rank's questions; ``scores /
-    pool.temperature`` are logits. ``questions`` (Q, D) are all ranks' question vectors. ``own_contexts`` and
-    ``own_questions`` are the rows of this rank. What ``Loss.needs`` does not name is this rank's alone, N
-    slots or B questions; all filled slots are then candidates, and a loss may compare a question with its own
-    slots only, since the others depend on the number of ranks. ``ids`` (M, 2) are judgement identities, on
-    the host. ``known_positives`` (Q, K, 3) are the identities of the passages known to answer each question,
-    with 1 in the last column or 0 where there are fewer than K, on the host. ``own_scores`` (B, n) are the
-    dot products of this rank's questions with their own slots, not divided by the temperature. These two are
-    None where nobody needs them.
+    ``contexts`` (M, D) are the vectors of all ranks' context slots in rank order, with gradient.
+    ``candidates`` says which of these columns count for which of this rank's questions.
+    ``scores / pool.temperature`` are logits. ``questions`` (Q, D) are all ranks' question vectors.
+    ``own_contexts`` and ``own_questions`` are the rows of this rank.
+
+    Vectors that ``Loss.needs`` does not name are those of this rank alone, N slots or B questions. All filled
+    slots are then candidates, and a loss may compare a question with its own slots only, since the others
+    depend on the number of ranks.
+
+    ``ids`` (M, 2) are judgement identities, on the host. ``known_positives`` (Q, K, 3), on the host, are the
+    identities of the passages known to answer each question; the last column is 1, or 0 for padding.
+    ``own_scores`` (B, n) are the dot products of this rank's questions with their own slots, not divided by
+    the temperature. The last two are None unless a term needs them.
     """
 
     contexts: Tensor
@@ -52,65 +55,67 @@ class Pool:
 
 
 class LossResult(NamedTuple):
-    """Of this rank's questions: ``losses`` (B,); ``correct`` (B,) whether each ranks its positive first, or
-    how many do, ()."""
+    """Result for this rank's questions.
+
+    ``losses`` is (B,). ``correct`` is (B,), whether each question ranks its positive first, or (), the number
+    that do.
+    """
 
     losses: Tensor
     correct: Tensor
 
     @property
     def loss(self) -> Tensor:
-        """The sum over the questions, ()."""
+        """Returns the sum over the questions, ()."""
         return self.losses.sum()
 
     @property
     def num_correct(self) -> Tensor:
-        """How many questions rank their positive first, ()."""
+        """Returns the number of questions that rank their positive first, ()."""
         return self.correct.sum()
 
 
 class Term(ABC):
     """A term of the objective. ``loss.terms=[nll,module:Class]`` takes user-defined ones (docs/extending.md).
 
-    ``needs`` names what it reads beside its own rows: any of ``contexts``, ``questions`` and
-    ``known_positives``, which are gathered from all ranks, and ``own_scores``. ``candidates`` is the rule of
-    the pool, ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
+    ``needs`` names the inputs it reads beside its own rows: any of ``contexts``, ``questions`` and
+    ``known_positives``, which are gathered from all ranks, and ``own_scores``. ``candidates`` is the
+    candidate rule, ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
 
-    What an implementation must promise:
+    An implementation must promise:
 
-    * One loss for each of this rank's questions, a function of that question, its pool and its row of the
-      batch, however the pool is spread over ranks. It is not divided by B, Q or the number of ranks: the step
-      weights the losses and takes (W / Q) times their sum, so that the mean over ranks is the gradient of the
-      pool's mean (docs/numerics.md, section 2).
-    * The same operations on every rank and in every step, whatever the values. Backward through what was
-      gathered is a collective: a rank that leaves a gathered tensor out of its graph leaves the others
-      waiting.
-    * It does not wait for the device: no ``.item()``, ``nonzero``, ``unique`` or boolean index on vectors or
-      what follows from them. Autocast is off when it is called.
-    * It keeps no tensor and no state after it returns: gradient caching frees the vectors, and checkpoints do
-      not store a loss. It has no parameters; they would not be trained.
+    * One loss for each of this rank's questions, a function of that question, its global batch and its row of
+      the batch. It does not depend on how the global batch is spread over ranks. It is not divided by B, Q or
+      the number of ranks: the step weights the losses and takes (W / Q) times their sum, so that the mean
+      over ranks is the gradient of the global batch's mean (docs/numerics.md, section 2).
+    * The same operations on every rank and in every step, whatever the values. Backward through gathered
+      tensors is a collective: if one rank leaves a gathered tensor out of its graph, the others wait forever.
+    * No waiting for the device: no ``.item()``, ``nonzero``, ``unique`` or boolean index on vectors or on
+      values computed from them. Autocast is off when a term is called.
+    * No tensor and no state after it returns: gradient caching frees the vectors, and checkpoints do not
+      store a loss. It has no parameters; they would not be trained.
     """
 
     needs: frozenset[str] = frozenset()
     candidates: str = "distinct"
     reads_passages: bool = True
-    """False: no vector of a passage decides its losses. Where that is so of all terms, passages are not
+    """False if its losses do not depend on passage vectors. If this holds for all terms, passages are not
     encoded."""
 
     @abstractmethod
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor | LossResult:
-        """The losses (B,) of this rank's question vectors (B, D); ``batch`` is this rank's share of the pool
-        (``BiEncoderBatch``)."""
+        """Returns the losses (B,) of this rank's question vectors (B, D). ``batch`` is this rank's share of
+        the global batch (``BiEncoderBatch``)."""
 
     def content(self) -> Mapping[str, Any]:
-        """The content of files that decide it, as JSON by the names of settings. A run can only be resumed
-        with the same."""
+        """Returns the content of the files that its values depend on, as JSON by the names of settings. A run
+        can only be resumed with the same content."""
         return {}
 
 
 class Loss(Term):
-    """What training minimizes, with what a term promises. ``loss.name=module:Class`` takes a user-defined one
-    (docs/extending.md).
+    """The function that training minimizes, with the promises of a term. ``loss.name=module:Class`` takes a
+    user-defined one (docs/extending.md).
 
     ``needs`` may not name ``own_scores``, which an objective computes for its terms.
     """
@@ -119,4 +124,4 @@ class Loss(Term):
 
     @abstractmethod
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        """As of a term, with which questions rank their positive first."""
+        """Returns the losses as a term does, and which questions rank their positive first."""

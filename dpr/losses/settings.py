@@ -27,10 +27,10 @@ class ObjectiveSettings(Settings):
     """Terms of the objective and their weights (docs/numerics.md, section 1)."""
 
     nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY)
-    """Weight of the negative log likelihood of the positive among the candidates of the pool."""
+    """Weight of the negative log-likelihood of the positive among the candidates of the global batch."""
     symmetric_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
-    """Weight of the negative log likelihood of the question among all questions of the pool, given its
-    positive."""
+    """Weight of the negative log-likelihood of the question among all questions of the global batch, given
+    its positive."""
     kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
     """Weight of the KL divergence between the teacher's and the model's distributions over a question's own
     passages."""
@@ -40,33 +40,36 @@ class ObjectiveSettings(Settings):
     """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus
     another passage's."""
     margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY)
-    """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
+    """Multiplies the teacher's margins. The model's margins are those of its scores before
+    loss.temperature."""
     teacher: Any = setting(None, on_resume=CONTENT, path="input")
-    """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too, of passages
-    only where their tower is trained; or vector shards of any model (dpr embed; a pattern or a list) over the
-    passages (docs/static_encoders.md). With nll_weight=0 texts alone are learned from. Absent = none."""
+    """Folder of a model with the same tokenizer, or vector shards of any model over the passages (dpr embed;
+    a pattern or a list; docs/static_encoders.md). Its vectors of the same texts are learned too; those of
+    passages only where their tower is trained. With nll_weight=0 training needs texts alone. Absent =
+    none."""
     guide: list[str] | None = setting(None, on_resume=CONTENT, path="input")
-    """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's
-    positive exceeds guide_threshold are masked for it; absent = none is."""
+    """Vector shards of another model (dpr embed) over the passages, as a false-negative filter: passages
+    whose cosine with a question's positive exceeds guide_threshold are masked for it; absent = no filter."""
     guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY)
-    """Cosine of two guide vectors above which their passages are taken for one."""
+    """Cosine of two guide vectors above which their passages are treated as equal."""
     dimensions: list[int] | None = setting(None, unit="dimensions", least=1, on_resume=IDENTITY)
-    """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number
-    listed; absent = over all."""
+    """Matryoshka: prefix lengths of the vectors; the objective is summed over all of them. Absent = the whole
+    vectors only."""
     terms: Any = setting(None, on_resume=IDENTITY)
-    """User-defined terms beside these: module:Class (docs/extending.md); one or a list, each of weight 1 or
-    {use: module:Class, weight: 0.5}, with the arguments of the class beside them."""
+    """User-defined terms beside these: module:Class (docs/extending.md), one or a list. Each has weight 1, or
+    {use: module:Class, weight: 0.5}; arguments of the class stand beside them."""
 
     @property
     def uses_teacher_scores(self) -> bool:
-        """Whether a term reads teacher scores."""
+        """True if a term reads teacher scores."""
         return self.kl_weight > 0 or self.margin_mse_weight > 0
 
     def user_terms(self) -> list[tuple[float, dict[str, Any]]]:
-        """The entries of ``terms``: the weight, and what names the class and its arguments.
+        """Returns the entries of ``terms``: the weight of each, and a mapping that names its class and
+        arguments.
 
         Raises:
-            ConfigError: one is none.
+            ConfigError: an entry is not a user-defined term, or its weight is not above 0.
         """
         entries = []
         for given in listed(self.terms):
@@ -81,8 +84,8 @@ class ObjectiveSettings(Settings):
         return entries
 
     def changed(self) -> dict[str, Any]:
-        """The settings of the objective that differ from their defaults; none of them: the negative log
-        likelihood alone."""
+        """Returns the settings of the objective that differ from their defaults. If there are none, the
+        objective is the negative log-likelihood alone."""
         values = asdict(self.part(ObjectiveSettings))
         default = asdict(ObjectiveSettings())
         return {name: value for name, value in values.items() if value != default[name]}
@@ -99,7 +102,12 @@ class ObjectiveSettings(Settings):
             yield "guide_threshold"
 
     def check_objective(self, prefix: str) -> None:
-        """What the terms need of each other."""
+        """Checks that the terms can be combined.
+
+        Raises:
+            ConfigError: every weight is 0, ``teacher`` and ``dimensions`` are both set, or ``dimensions`` is
+                empty or repeats a number.
+        """
         if not (any(getattr(self, name) for name in _WEIGHTS) or self.teacher or self.user_terms()):
             raise ConfigError(
                 f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or"
