@@ -1,2 +1,1 @@
-"""Many texts -> many vectors: a part of a corpus into a vector shard, by one process or several,
-resumable."""
+"""Embedding of corpora: a part of a corpus becomes a vector shard, by one process or several, resumable."""

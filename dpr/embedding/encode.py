@@ -1,4 +1,4 @@
-"""Passages -> tokens -> vectors in the order given, in length-sorted batches of a token budget."""
+"""Tokenising and encoding of passages, in the order given, in length-sorted batches of a token budget."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ _OUT_OF_MEMORY = (
 
 
 def default_batch_tokens(device: torch.device) -> int:
-    """Default number of tokens of a forward pass without gradient; enough to keep the device busy."""
+    """Returns the default number of tokens of a forward pass without gradient, enough to keep the device
+    busy."""
     return 65536 if device.type == "cuda" else 4096
 
 
 @dataclass(slots=True)
 class TokenBudget:
-    """Most tokens of one forward pass, padding included. It shrinks when memory runs out and stays small."""
+    """Maximum number of tokens of one forward pass, padding included. It shrinks when memory runs out and
+    stays small."""
 
     tokens: int
 
 
 def tokenize_passages(tensorizer: Tensorizer, passages: Sequence[Passage]) -> TokenBatch:
-    """Tokens of passages; one with neither title nor text has the special tokens only."""
+    """Returns the tokens of passages. A passage with neither title nor text has the special tokens only."""
     parts = [
         passages[start : start + _LISTED_PASSAGES] for start in range(0, len(passages), _LISTED_PASSAGES)
     ] or [passages]
@@ -63,12 +65,12 @@ def encode_tokens(
     precision: str = "fp32",
     on_batch: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """Vectors (N, D) float32 of N sequences, in the order given, by the model's ``question`` or ``ctx``
-    tower; dropout is off.
+    """Returns the vectors (N, D) float32 of N sequences, in the order given, by the model's ``question`` or
+    ``ctx`` tower. Dropout is off.
 
     A forward pass takes at most ``batch_tokens`` tokens (padding included) and, unless 0, ``batch_size``
-    sequences. The batches are a function of the lengths alone, so the same sequences give the same bits again
-    on the same machine.
+    sequences. The batches are a function of the lengths alone, so on one machine the same sequences always
+    give the same bits.
     """
     with autocast(model.device, precision):
         vectors = model.encode_batch(
@@ -91,9 +93,10 @@ def encode_within_memory(
     precision: str = "fp32",
     on_batch: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """As ``encode_tokens``; when memory runs out, the budget is halved and all sequences are encoded again.
+    """Encodes like ``encode_tokens``. If memory runs out, the budget is halved and all sequences are encoded
+    again.
 
-    So every result is made with one budget and equals, bit for bit, that of ``encode_tokens`` with this
+    So every result is made with one budget. It equals, bit for bit, that of ``encode_tokens`` with this
     budget.
 
     Raises:
@@ -117,7 +120,7 @@ def encode_within_memory(
             is_known = any(words in str(error) for words in _OUT_OF_MEMORY)
             if not is_known and not isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-        # Only here, behind the block, is the error gone, whose traceback holds tensors.
+        # The error, whose traceback holds tensors, is gone only here, behind the block.
         longest = int(tokens.lengths.max())
         if budget.tokens <= longest:
             raise InputError(
@@ -127,7 +130,7 @@ def encode_within_memory(
                     " model"
                 ),
             )
-        most = min(batch_size or len(tokens.lengths), len(tokens.lengths)) * longest  # that a pass can fill
+        most = min(batch_size or len(tokens.lengths), len(tokens.lengths)) * longest  # that fit a pass
         budget.tokens = max(min(budget.tokens, most) // 2, longest)
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -144,7 +147,7 @@ CHUNK_ROWS = 1024
 
 
 class TokenChunk(NamedTuple):
-    """Passages next to each other in the corpus: ids (n,) of fixed-width bytes, tokens, and which have a
+    """Consecutive passages of the corpus: ids (n,) of fixed-width bytes, their tokens, and whether each has a
     text, (n,)."""
 
     number: int
@@ -158,7 +161,7 @@ class CorpusTokens:
 
     Args:
         source: a corpus; it must not change while this is used.
-        num_passages: so many from ``first_row`` on.
+        num_passages: number of passages, from ``first_row``.
     """
 
     def __init__(
@@ -182,12 +185,12 @@ class CorpusTokens:
         return -(-self.num_passages // self.chunk_size)
 
     def rows_of(self, number: int) -> range:
-        """The rows of a chunk."""
+        """Returns the rows of a chunk."""
         return self._rows[number * self.chunk_size : (number + 1) * self.chunk_size]
 
     def read(self, numbers: Sequence[int]) -> Iterator[TokenChunk]:
-        """The chunks of these numbers, which ascend, read and tokenised one ahead in a thread (both the
-        tokenizer and the model release the interpreter).
+        """Yields the chunks with these ascending numbers. A thread reads and tokenises one chunk ahead; the
+        tokenizer and the model both release the interpreter lock.
 
         Raises:
             InputError: the corpus has changed, or has a bad row.
@@ -201,7 +204,7 @@ class CorpusTokens:
                 yield chunk
 
     def _chunks(self, numbers: Sequence[int]) -> Iterator[TokenChunk]:
-        """One pass over the file, which ends with the last of them; a stored source passes over what is between
+        """Reads the file once, up to the last of these chunks. A stored source skips the rows between
         them."""
         passages: Iterator[Passage] = iter(())
         end = -1
@@ -212,7 +215,7 @@ class CorpusTokens:
                 end = wanted.start
             found = list(itertools.islice(passages, wanted.start - end, wanted.stop - end))
             end = wanted.stop
-            # What was read from a file that changes belongs neither to the old corpus nor to the new one.
+            # Rows read from a changing file belong neither to the old corpus nor to the new one.
             self._require_unchanged()
             if len(found) != len(wanted):
                 raise InputError("has fewer rows than before", file=self.source.file)

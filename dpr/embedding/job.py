@@ -1,13 +1,10 @@
-"""Embeds one shard of a corpus.
+"""Embedding of one shard of a corpus.
 
-1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR; it is cut into chunks of
-   ``chunk_size`` passages.
-2. Chunks that an earlier run finished are verified and kept. The others are dealt out to the ranks, the k-th
-   to rank k mod W.
-3. A rank reads the file as a stream and holds three chunks at a time: one is encoded, the next is read and
-   tokenised, the last written.
-4. When all ranks are done, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on
-   interruptions.
+1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR. It is cut into chunks of
+``chunk_size`` passages. 2. Chunks that an earlier run finished are verified and kept. The others are dealt
+out to the ranks, the k-th to rank k mod W. 3. A rank streams the file and has three chunks in memory at a
+time: one is encoded, the next is read and tokenised, and the last is written. 4. When all ranks are done,
+rank 0 writes the manifest. The bytes do not depend on the number of ranks or on interruptions.
 """
 
 from __future__ import annotations
@@ -44,8 +41,8 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, slots=True)
 class EmbedReport:
-    """What a run did, over all ranks: passages of the shard, passages it embedded (the rest existed), and
-    those of them without text."""
+    """Numbers of a run, over all ranks: passages of the shard, passages that it embedded (the rest existed),
+    and those of the latter without text."""
 
     folder: Path
     passages: int
@@ -54,14 +51,15 @@ class EmbedReport:
 
 
 def shard_range(num_passages: int, shard_id: int, num_shards: int) -> range:
-    """Rows of a shard: consecutive, ceil(N / num_shards) each; the last ones may be shorter or empty."""
+    """Returns the rows of a shard: consecutive, ceil(N / num_shards) each. The last shards may be shorter or
+    empty."""
     size = -(-num_passages // num_shards)
     return range(min(shard_id * size, num_passages), min((shard_id + 1) * size, num_passages))
 
 
 def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) -> EmbedReport:
-    """Writes the vectors of the shard ``config.shard_id`` to the folder ``<out_file>_<shard_id>``; resumes an
-    interrupted run.
+    """Writes the vectors of the shard ``config.shard_id`` to the folder ``<out_file>_<shard_id>``, and
+    resumes an interrupted run.
 
     Every rank of a group calls it, or a single process. The settings that name the model and the corpus are
     not read.
@@ -71,7 +69,8 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
         InputError: the corpus is empty, has a bad row or a repeated id; the folder holds vectors of another
             model, corpus or settings; the model gives vectors that are zero, NaN or infinite; one passage
             does not fit into memory.
-        OutputError: they cannot be written; what can be known of that is said before the corpus is read.
+        OutputError: they cannot be written. If this can be known beforehand, it is raised before the corpus
+            is read.
         LostRankError: another rank raised.
     """
     folder = Path(f"{config.out_file}_{config.shard_id}")
@@ -104,7 +103,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
         VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=config.out_dtype
     )
     opened: list[VectorShardWriter] = []
-    flags = torch.zeros(num_chunks + 1)  # which chunks are missing, and whether the shard is unfinished
+    flags = torch.zeros(num_chunks + 1)  # 1 for each missing chunk; the last is 1 if the shard is unfinished
 
     def look() -> None:
         opened.append(make_writer())
@@ -127,7 +126,8 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
 
 
 def shard_metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig, rows: range) -> Metadata:
-    """What decides the vectors of a shard; a search refuses to mix shards where it differs."""
+    """Returns everything that the vectors of a shard depend on. A search refuses to mix shards that differ in
+    it."""
     tokens = [model.settings.as_dict(), model.tensorizer.fingerprint, source.normalize]
     tokens += [source.passage_prefix] if source.passage_prefix else []
     return {
@@ -153,7 +153,8 @@ def _embed_chunks(
     missing: list[int],
     config: EmbedConfig,
 ) -> tuple[int, int]:
-    """Embeds the missing chunks with all ranks; returns how many passages, and how many of them without text.
+    """Embeds the missing chunks with all ranks. Returns how many passages it embedded, and how many of them
+    had no text.
 
     The ranks meet after every chunk, so that one that fails or hangs is noticed soon.
     """
@@ -163,7 +164,7 @@ def _embed_chunks(
     total = corpus.num_passages
     progress = Progress("embedding", total, done=total - lost, quiet=not ranks.is_main)
     prepared = corpus.read(mine)
-    # In DPR batch_size is a number of passages, however long they are.
+    # In DPR, batch_size is a number of passages, whatever their length.
     tokens_of_batch = config.batch_size * model.settings.sequence_length
     budget = TokenBudget(config.batch_tokens or tokens_of_batch or default_batch_tokens(model.device))
     empty_ids: list[str] = []

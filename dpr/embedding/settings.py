@@ -22,36 +22,36 @@ class PassageSourceConfig(Settings):
     text_col: int = setting(1, least=0)
     """Column of the text."""
     title_col: int = 2
-    """Column of the title; one that the file does not have means no titles."""
+    """Column of the title; if the file does not have it, there are no titles."""
     id_prefix: str | None = None
-    """Put before every passage id."""
+    """Prefix of every passage id."""
     normalize: bool = False
     """Clean passage texts (newlines, quotes) as DPR's normalize does; must be as in training."""
     passage_prefix: str | None = None
-    """Put before every passage as it is when it is embedded; must be as in training
-    (datasets.<name>.passage_prefix). The prompt that a model stores (encoder.passage_prompt) is put there
-    anyway."""
+    """Text put before every passage when it is embedded; must be as in training
+    (datasets.<name>.passage_prefix). The model's stored prompt (encoder.passage_prompt) is added without
+    it."""
     source: str | None = None
-    """Where the collection is published, for the message when the file is missing."""
+    """Address where the collection is published, for the message when the file is missing."""
 
 
 @dataclass
 class CheckpointEncoderConfig(GivenTextSettings):
-    """What a checkpoint file of the original DPR, or a folder of another tool, does not hold; checkpoints
-    bring it along."""
+    """Details that a checkpoint file of the original DPR, or a folder of another tool, does not hold.
+    Checkpoints of dpr hold them."""
 
     pretrained_model_cfg: str | None = setting(None, path="input")
     """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it; or the
-    model that adapters belong to."""
+    base model of adapters."""
     pooling: str = "cls"
-    """Of a folder that states none: cls, mean or last. A checkpoint with a user-defined pooling is
-    loaded only where module:Class names the same class here, since a file never decides which code runs."""
+    """Pooling of a folder that states none: cls, mean or last. A checkpoint with a user-defined pooling is
+    loaded only if module:Class names the same class here, since a file never decides which code runs."""
 
     sequence_length: int | None = setting(None, unit="tokens", least=3)
     """Longest sequence in tokens, special tokens included; absent = as the model states, else 256."""
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of ``BiEncoder.load`` that these settings stand for."""
+        """Returns the arguments of ``BiEncoder.load`` that these settings stand for."""
         given = {"pooling": self.pooling, "sequence_length": self.sequence_length}
         return {
             "pretrained_model_cfg": self.pretrained_model_cfg,
@@ -72,11 +72,11 @@ class ModelSettings(Settings):
 
 @dataclass
 class VectorModelSettings(ModelSettings):
-    """The model that vectors are made by, and how much of them is kept."""
+    """The model that makes the vectors, and the number of dimensions to keep."""
 
     dimensions: int = setting(0, unit="dimensions", least=0)
-    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model
-    has them."""
+    """Cut vectors to this many leading dimensions, for models trained with loss.dimensions; 0 = all
+    dimensions of the model."""
 
 
 @dataclass
@@ -99,13 +99,13 @@ encoder.pretrained_model_cfg
 dpr embed model_file=runs/first ctx_src=corpus.tsv out_file=runs/first/vectors
 """
     ctx_src: str | None = setting(None, also=("corpus",), path="input")
-    """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
+    """A key of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = setting(None, also=("out",), path="beginning")
     """Beginning of the output folder's name; ``_<shard_id>`` is added."""
     encoder_type: str = setting("ctx", choices=("ctx", "question"))
-    """ctx, or question to embed the passages with the question tower."""
+    """Tower that embeds the passages: ctx, or question."""
     shard_id: int = setting(0, least=0)
-    """Which of ``num_shards`` parts this run embeds, counted from 0."""
+    """Number of the part, of ``num_shards``, that this run embeds, counted from 0."""
     num_shards: int = setting(1, unit="shards", least=1)
     """Parts of ceil(N / num_shards) consecutive passages, for independent runs. The ranks of one torchrun
     share a part; the workers of a cluster embed all parts, each one at a time."""
@@ -115,8 +115,8 @@ dpr embed model_file=runs/first ctx_src=corpus.tsv out_file=runs/first/vectors
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per
     rank."""
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8"))
-    """float32, or smaller: float16 (1/2) or int8 (1/4). docs/file_formats.md
-    says what each loses."""
+    """float32, or smaller: float16 (1/2) or int8 (1/4). docs/file_formats.md says how much quality each
+    loses."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa
     everywhere else."""

@@ -1,4 +1,4 @@
-"""A passage collection with the options that say how it is read."""
+"""Passage collections with the options of how to read them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ class PassageSource:
     id_prefix: str = ""
     normalize: bool = False
     passage_prefix: str = ""
-    """Put before every passage where it is encoded; texts that are shown or searched by words are without
+    """Text put before every passage when it is encoded. Texts that are shown or searched by words do not have
     it."""
 
     @property
     def columns(self) -> tuple[int, int, int]:
-        """Of id, text and title in a TSV."""
+        """Returns the columns of id, text and title in a TSV."""
         return self.id_col, self.text_col, self.title_col
 
     def agreed(self, text: TextSettings) -> PassageSource:
-        """The source beside a model that puts a prompt before passages: without a prefix that repeats it.
+        """Returns the source for a model that puts a prompt before passages: a prefix that repeats the prompt
+        is dropped.
 
         Raises:
             ConfigError: the prefix is another one.
@@ -51,15 +52,15 @@ class PassageSource:
         return replace(self, passage_prefix=prefix or "")
 
     def as_encoded(self, passage: Passage) -> Passage:
-        """A passage that was read, as the model gets it."""
+        """Returns a passage that was read as the model gets it."""
         if not self.passage_prefix:
             return passage
         title, text = decorate_passage(passage.title, passage.text, prefix=self.passage_prefix)
         return replace(passage, title=title, text=text)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
-        """Passages number ``start`` to ``stop``, with prefixed ids, cleaned where ``normalize`` asks for
-        it."""
+        """Yields the passages ``start`` to ``stop``, with prefixed ids, and with cleaned texts if
+        ``normalize`` is set."""
         for passage in read_passages(
             self.file,
             id_col=self.id_col,
@@ -72,7 +73,7 @@ class PassageSource:
             yield replace(passage, text=normalize_passage(passage.text)) if self.normalize else passage
 
     def count_unique(self) -> int:
-        """Number of passages.
+        """Returns the number of passages.
 
         Raises:
             InputError: an id occurs twice (names both lines), or a row is bad.
@@ -80,7 +81,8 @@ class PassageSource:
         return check_unique_ids(self.file, self.columns)
 
     def identity(self) -> dict[str, str | int | bool]:
-        """What decides the passages: the whole content of the file, and every setting but its name.
+        """Returns everything that the passages depend on: the whole content of the file, and every option but
+        the name.
 
         Raises:
             InputError: the file cannot be read.
@@ -95,7 +97,7 @@ class PassageSource:
 
 @dataclass(frozen=True, slots=True)
 class StoredSource(PassageSource):
-    """A source whose passages are found by row and by id without reading what is before them."""
+    """A source that finds passages by row and by id without reading the rows before them."""
 
     store: TextStore = field(kw_only=True)
 
@@ -104,7 +106,7 @@ class StoredSource(PassageSource):
             yield self._given(passage)
 
     def find(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """The passages with these ids, prefix included; those that are missing left out."""
+        """Returns the passages with these ids, prefix included. Missing ones are left out."""
         size = len(self.id_prefix)
         passages = self.store.passages_with(key[size:] for key in ids if key.startswith(self.id_prefix))
         return {self.id_prefix + key: self._given(passage) for key, passage in passages.items()}
@@ -118,10 +120,10 @@ class StoredSource(PassageSource):
 
 
 def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> PassageSource:
-    """The source with its passages in a store (``dpr/formats/text_store.py``), where the file is large and
-    the cache can be written.
+    """Returns the source with its passages in a store (``dpr/formats/text_store.py``) if the file is large
+    and the cache can be written.
 
-    The first call for a file reads it whole; later calls, by other processes too, take milliseconds.
+    The first call for a file reads all of it. Later calls, by other processes too, take milliseconds.
 
     Raises:
         InputError: the file is missing or has a bad row.
@@ -144,8 +146,8 @@ _READING = ("id_col", "text_col", "title_col")
 
 
 def corpora_of(stated: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The distinct corpora that metadata of vectors name. Vectors of other programs, and those of versions
-    that did not hash the whole corpus, name none."""
+    """Returns the distinct corpora that the metadata of vectors name. Vectors of other programs name none,
+    nor do those of versions that did not hash the whole corpus."""
     names = ("corpus", "corpus_fingerprint", *_READING)
     complete = (one for one in stated if isinstance(one, Mapping) and all(name in one for name in names))
     corpora = [{name: metadata[name] for name in names} for metadata in complete]
@@ -155,16 +157,16 @@ def corpora_of(stated: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def require_corpora(
     corpora: Iterable[Mapping[str, Any]], sources: Sequence[PassageSource], *, file: str | Path | None
 ) -> None:
-    """Every command that shows or scores texts beside vectors, or beside an index of them, asks here whether
-    these are the same texts.
+    """Checks that the texts to be shown or scored are those that the vectors, or an index of them, were made
+    of. Every command that uses texts beside vectors calls it.
 
     Args:
-        corpora: what ``corpora_of`` gives. All of it must be among ``sources``, which may hold more.
+        corpora: the result of ``corpora_of``. All of them must be among ``sources``, which may hold more.
         file: the vectors, for the message.
 
     Raises:
         InputError: the vectors are of a corpus that is not given, has changed since, or is read by other
-        columns.
+            columns.
     """
     ours = [source.identity() for source in sources]
     compared = ("corpus_fingerprint", *_READING)

@@ -1,1 +1,1 @@
-"""Rankings to numbers: answer matching, ranking metrics, plain-text tables."""
+"""Answer matching, ranking metrics and plain-text tables."""

@@ -1,13 +1,14 @@
-"""Does a passage hold an answer? DPR's rules, so that metrics can be compared with published ones.
+"""Matching of answers in passages by DPR's rules, so that metrics can be compared with published ones.
 
-Only the passage's text counts, not its title. Text and answers are NFD-normalised, accents are kept.
+Only the passage's text counts, not its title. Text and answers are NFD-normalised; accents are kept.
 
 * ``string``: tokens are runs of letters, numbers and marks, or else single characters that are neither space
   nor control. The lower-cased tokens of an answer must occur in the text one after the other.
-* ``regex``: the answer is a pattern of the ``regex`` package, searched ignoring case, ``^`` and ``$`` at
-  every line. A pattern that is not valid, or that takes longer than a second on one text, does not match.
+* ``regex``: the answer is a pattern of the ``regex`` package. The search ignores case, and ``^`` and ``$``
+  match at every line. An invalid pattern does not match, nor does one that takes longer than a second on one
+  text.
 
-An answer without tokens, such as "" or a space, matches no text (in DPR every text).
+An answer without tokens, such as "" or a space, matches no text (in DPR it matches every text).
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ _log = get_logger(__name__)
 
 
 def has_answer(answers: Iterable[str], text: str, kind: str = "string") -> bool:
-    """Whether ``text`` holds one of ``answers``; ``kind`` is ``string`` or ``regex``."""
+    """Returns whether ``text`` holds one of ``answers``; ``kind`` is ``string`` or ``regex``."""
     return _match_text(text, [_with_tokens(answers)], kind)[0]
 
 
 def is_empty(answer: str) -> bool:
-    """Whether an answer has no token, so that it matches nothing."""
+    """Returns whether an answer has no token, so that it matches nothing."""
     return not _needle(answer)[1]
 
 
 def warn_of_empty_answers(questions: Sequence[Question]) -> None:
-    """Says where answers have no tokens."""
+    """Warns of answers without tokens."""
     empty = [(question, answer) for question in questions for answer in question.answers if is_empty(answer)]
     if empty:
         question, answer = empty[0]
@@ -61,12 +62,11 @@ def match_hits(
     *,
     kind: str = "string",
 ) -> list[list[bool]]:
-    """For each question and each of its hits: whether the passage holds an answer.
+    """Returns, for each hit of each question, whether the passage holds an answer.
 
     Args:
-        hits: Passage ids of each question, best first.
-        texts: Text of every passage in ``hits``. Each passage is tokenised once, for all questions that found
-        it.
+        hits: passage ids of each question, best first.
+        texts: text of every passage in ``hits``. Each is tokenised once, for all questions that found it.
     """
     asked: dict[str, list[tuple[int, int]]] = {}
     for question, listed in enumerate(hits):
@@ -82,16 +82,16 @@ def match_hits(
 
 
 def _match_text(text: str, askers: list[tuple[str, ...]], kind: str) -> list[bool]:
-    """For each asker, whether the text holds one of its answers."""
+    """Returns, for each asker, whether the text holds one of its answers."""
     if kind == "regex":
         normalised = unicodedata.normalize("NFD", text)
         return [any(_finds(answer, normalised) for answer in answers) for answers in askers]
     if kind != "string":
         raise ValueError(f"match={kind!r} is not known; choose one of {', '.join(KINDS)}")
 
-    # A text is tokenised only where all tokens of some answer occur in it as plain substrings, which is rare
-    # and ten times as fast to see. Lower-casing a whole text equals lower-casing its tokens but for the capital
-    # sigma, whose lower case depends on what follows.
+    # A text is tokenised only if all tokens of some answer occur in it as plain substrings. That is rare, and
+    # this check is ten times as fast. Lower-casing a whole text equals lower-casing its tokens except for the
+    # capital sigma, whose lower case depends on the next character.
     lowered = None if "\N{GREEK CAPITAL LETTER SIGMA}" in text else unicodedata.normalize("NFD", text).lower()
     joined: str | None = None
     matched = []

@@ -1,5 +1,5 @@
-"""Several retrieval runs over the same questions: each tested against the first, and the questions that
-changed most."""
+"""Comparison of several retrieval runs over the same questions: each run is tested against the first, and the
+questions that changed most are listed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _NUM_CHANGED = 20
 _TEXT_LIMIT = 90
 MEAN = "mean"
 Figures = dict[str, dict[str, dict[str, Estimate]]]
-"""By set, system and metric."""
+"""Estimates by set, system and metric."""
 _HEADINGS = "first,second,difference,95 % interval,t test,randomisation,Holm,detectable".split(",")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of one run against the first run's. ``adjusted``: the p of the randomisation test, by Holm
-    over the family."""
+    """Difference of one metric between a run and the first run.
+
+    ``adjusted`` is the p-value of the randomisation test, adjusted by Holm's method over the family.
+    """
 
     question_set: str
     run: str
@@ -55,12 +57,12 @@ class Changed:
 
 
 def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> list[str]:
-    """The metrics that all runs have for at least two questions: those ``wanted``, else those that tables
-    show, else all.
+    """Returns the metrics that all runs have for at least two questions: the ``wanted`` ones, else those
+    shown in tables, else all.
 
     Raises:
         InputError: a run has no values of each question.
-        ConfigError: a metric that is wanted is not among them.
+        ConfigError: a wanted metric is not among them.
     """
     common = list(next(iter(runs.values())).metrics)
     for label, run in runs.items():
@@ -80,11 +82,11 @@ def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> l
 
 
 def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence[str]) -> list[Difference]:
-    """Every run of every set against the set's first, in every metric, and where there are several sets the
-    means over them; all of these are one family.
+    """Compares every run of every set with the set's first run, in every metric. With several sets, the means
+    over sets are compared too. All of these tests are one family.
 
     Raises:
-        InputError: the runs of a set are about other questions.
+        InputError: the runs of a set are about different questions.
     """
     family: dict[tuple[str, str, str, str], list[tuple[list[float], list[float]]]] = {}
     for name, runs in sets.items():
@@ -107,13 +109,13 @@ def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence
         for (_, label, against, metric), of_set in list(family.items()):
             family.setdefault((mean, label, against, metric), []).extend(of_set)
     tests = [paired_test(*pairs) for pairs in family.values()]
-    moved = [test for test in tests if test.difference or test.detectable]  # no other can find anything
+    moved = [test for test in tests if test.difference or test.detectable]  # the others cannot find anything
     adjusted = dict(zip(moved, holm([test.p_flips for test in moved]), strict=True))
     return [Difference(*key, test, adjusted.get(test, 1.0)) for key, test in zip(family, tests, strict=True)]
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:
-    """The questions with the largest differences, those that got worse and better alike; equal ones in the
+    """Returns the questions with the largest differences, whether better or worse. Equal differences keep the
     order of the first run."""
     ours = first.judged(metric)
     theirs = second.judged(metric)
@@ -125,7 +127,8 @@ def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[C
 
 
 def difference_table(differences: Sequence[Difference]) -> str:
-    """One line for each, with the set and the run where there are several."""
+    """Returns a table with one line for each difference; the line names the set and the run if there are
+    several."""
     has_sets = len({one.question_set for one in differences}) > 1
     has_runs = len({one.run for one in differences}) > 1
     rows = [["", *_HEADINGS]]
@@ -148,7 +151,7 @@ def difference_table(differences: Sequence[Difference]) -> str:
 
 
 def changed_table(changed: Sequence[Changed]) -> str:
-    """Both values, the difference, and the question with its id, cut."""
+    """Returns one line for each question: both values, their difference, and its id and text, cut."""
     return "\n".join(
         f"{one.first:.3f}  {one.second:.3f}  {one.second - one.first:+.3f}  {cut(f'{one.id}: {one.text}', _TEXT_LIMIT)}"
         for one in changed
@@ -156,8 +159,8 @@ def changed_table(changed: Sequence[Changed]) -> str:
 
 
 def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
-    """The headline metrics of every set and system, and where there are several sets their means under the
-    name ``mean``."""
+    """Returns the headline metrics of every set and system. With several sets, their means are added under
+    the name ``mean``."""
     figures: Figures = {}
     for name, runs in sets.items():
         figures[name] = {}
@@ -179,7 +182,7 @@ def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
 
 
 def rows_of(figures: Figures) -> list[list[str]]:
-    """A table's lines of cells, headings first."""
+    """Returns the lines of a table as cells, headings first."""
     names = [metric for systems in figures.values() for one in systems.values() for metric in one]
     columns = list(dict.fromkeys(names))
     lines = [["", *map(heading_of, columns)]]
@@ -196,7 +199,7 @@ def rows_of(figures: Figures) -> list[list[str]]:
 
 
 def as_records(figures: Figures) -> dict[str, Any]:
-    """For JSON: mean, low and high of every metric, by set and system."""
+    """Returns mean, low and high of every metric, by set and system, as JSON."""
     return {
         name: {
             label: {

@@ -1,5 +1,5 @@
-"""The one evaluator of rankings, under ``dpr retrieve``, ``dpr evaluate`` and the validation of training:
-questions with what is right for them, by judgements, by answers in the texts, or by both."""
+"""The only evaluator of rankings, used by ``dpr retrieve``, ``dpr evaluate`` and the validation during
+training. It judges hits by relevance judgements, by answers in the texts, or by both."""
 
 from __future__ import annotations
 
@@ -29,30 +29,35 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Judged:
-    """Judged rankings. ``values``: by metric and question id, in the order in which the means are taken."""
+    """Judged rankings.
+
+    ``values`` has the value of each question by metric and question id, in the order in which the means are
+    taken.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
     values: dict[str, dict[str, float]] = field(default_factory=dict)
     right: list[list[bool]] | None = None
-    """Whether each hit is right by the judgement behind ``metrics``: judgements before answers."""
+    """For each hit, True if it is right by the judgement behind ``metrics``: judgements before answers."""
     has_answer: list[list[bool]] | None = None
-    """The same as results show it: answers before judgements."""
+    """The same as shown in results: answers before judgements."""
 
     @property
     def judged_ids(self) -> Collection[str]:
-        """The questions that the metrics are taken over."""
+        """Returns the ids of the questions that the metrics average over."""
         return next(iter(self.values.values()), {}).keys()
 
 
 @dataclass
 class Evaluator:
-    """Questions with what is right for them.
+    """Questions with their judgements or answers.
 
     Attributes:
         qrels: judgements; those of questions that were not asked do not count.
-        answer_match: ``string`` or ``regex``: a passage with an answer in its text is right. Beside judgements the
-            metrics by answers begin with ``answer_``.
-        only_answered: metrics by answers leave out questions without answers, which else count as 0.
+        answer_match: ``string`` or ``regex``: a passage with an answer in its text is right. If there are
+            judgements too, the names of these metrics begin with ``answer_``.
+        only_answered: True if metrics by answers leave out questions without answers; otherwise these count
+            as 0.
     """
 
     questions: Sequence[Question]
@@ -68,11 +73,12 @@ class Evaluator:
 
     @property
     def prefix(self) -> str:
-        """Before the metrics by answers."""
+        """Returns the prefix of the metrics by answers."""
         return "" if self.qrels is None else "answer_"
 
     def names(self, wanted: Collection[str] | None = None) -> list[str]:
-        """The metrics that are measured; those ``wanted`` of them, without the prefix."""
+        """Returns the names of the metrics that are measured. ``wanted``, without the prefix, restricts
+        them."""
         measured = metric_names(self.num_docs)
         if wanted is not None:
             measured = [name for name in wanted if name in measured]
@@ -81,10 +87,10 @@ class Evaluator:
         return [*by_qrels, *(self.prefix + name for name in by_answers)]
 
     def evaluate(self, rankings: Sequence[Ranking], passages: Mapping[str, Passage] | None = None) -> Judged:
-        """The metrics of the rankings.
+        """Returns the metrics of the rankings.
 
         Args:
-            passages: the hits with their texts, where answers are matched.
+            passages: the hits with their texts, if answers are matched.
 
         Raises:
             InputError: no question has a relevant passage.
@@ -121,19 +127,23 @@ class Evaluator:
         return Judged(metrics, values, right, has_answer)
 
     def matched(self, hits: Sequence[Sequence[str]], passages: Mapping[str, Passage]) -> list[list[bool]]:
-        """Whether each hit of each question has an answer in its text."""
+        """Returns, for each hit of each question, whether its text holds an answer."""
         texts = {key: passages[key].text for listed in hits for key in listed}
         answers = [question.answers for question in self.questions]
         return match_hits(answers, hits, texts, kind=str(self.answer_match))
 
     def relevant(self) -> set[str]:
-        """Every passage that is judged relevant."""
+        """Returns the ids of all passages judged relevant."""
         listed = (self.qrels or {}).values()
         return {passage for grades in listed for passage, grade in grades.items() if grade > 0}
 
     def check(self, rankings: Sequence[Ranking], *, own: str = "") -> None:
-        """Says how questions, judgements and rankings fit together. ``own``: where it is to be said that
-        questions find themselves, what leaves such hits out."""
+        """Logs how questions, judgements and rankings fit together, and warns of likely mistakes.
+
+        Args:
+            own: how to leave out hits with the question's own id, for the warning about them; empty = no such
+                warning.
+        """
         if self.answer_match is not None:
             warn_of_empty_answers(self.questions)
         if self.qrels is None:
@@ -165,11 +175,12 @@ class Evaluator:
             )
 
     def require_relevant(self, found: Collection[str], other: str, *, file: Path | None = None) -> None:
-        """Judgements whose ids are not in the corpus give 0 for every metric, which is not a measurement.
+        """Checks that passages judged relevant are in the corpus, and warns of those that are not. If none
+        is, every metric would be 0 without measuring anything.
 
         Args:
-            found: of the passages judged relevant at least those that are in the corpus.
-            other: what else there is, for the message.
+            found: ids in the corpus; at least those of passages judged relevant.
+            other: what the corpus holds instead, for the message.
 
         Raises:
             InputError: none is in the corpus.
@@ -191,7 +202,7 @@ class Evaluator:
             )
 
     def coverage(self, rankings: Sequence[Ranking]) -> str:
-        """One line: how rankings and judgements fit together."""
+        """Returns one line on how rankings and judgements fit together."""
         qrels = self.qrels or {}
         judged = with_relevant(qrels)
         found = {question.id for question, ranking in zip(self.questions, rankings, strict=True) if ranking}
@@ -210,7 +221,7 @@ class Evaluator:
         passages: Mapping[str, Passage],
         judged: Judged,
     ) -> list[RetrievedQuestion]:
-        """DPR's result records; ``texts`` are the questions as they were asked."""
+        """Returns DPR's result records. ``texts`` are the questions as they were asked."""
         results = []
         for row, (question, ranking) in enumerate(zip(self.questions, rankings, strict=True)):
             flags = None if judged.has_answer is None else judged.has_answer[row]
@@ -235,10 +246,10 @@ class Evaluator:
         """Writes a metrics file.
 
         Args:
-            metadata: what was asked and how, put into the file as it is.
+            metadata: the questions, the search and its settings, stored unchanged in the file.
             texts: the questions as they were asked.
         """
-        # of the first right hit of each question, 1 for the first hit; None where none is right
+        # number of questions by the rank of their first right hit, counted from 1; None = no hit is right
         ranks: Counter[int | None] = Counter()
         if judged.right is not None:
             for question, flags in zip(self.questions, judged.right, strict=True):
@@ -258,6 +269,6 @@ class Evaluator:
 
 
 def without_own_ids(questions: Sequence[Question], rankings: Sequence[Ranking], k: int) -> list[Any]:
-    """Rankings without hits of the question's own id, cut to ``k``."""
+    """Returns the rankings without hits that have the question's own id, cut to ``k``."""
     pairs = zip(questions, rankings, strict=True)
     return [[hit for hit in ranking if hit[0] != question.id][:k] for question, ranking in pairs]

@@ -1,8 +1,8 @@
-"""Ranking metrics: one table, ``METRICS``, which names, defaults and tables follow from.
+"""Ranking metrics: names, defaults and tables all follow from one list, ``METRICS``.
 
-What trec_eval computes comes from it (pytrec-eval-terrier). It ranks by score again: it narrows scores to
-float32 and breaks ties by id, descending. So it is handed strictly falling scores made from the rank, and what
-it judges is the order of the list. A run read back from a file has the same metrics as the run in memory.
+Some of them are computed by trec_eval (pytrec-eval-terrier). It sorts hits by score again, after narrowing
+scores to float32, and breaks ties by id, descending. So it gets strictly falling scores made from the ranks,
+and judges the order of the list. A run read back from a file has the same metrics as the run in memory.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Qrels = Mapping[str, Mapping[str, int]]
 
 CUTOFFS = (1, 5, 10, 20, 100)
 ByRank = Callable[[Sequence[int], int], float]
-"""(grades at the ranks, best first; cut-off) -> value of a question."""
+"""Function of the grades at the ranks, best first, and a cut-off; returns a question's value."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric from 0 to 1 of a question's ranking, such as ``name@10``; adding one to ``METRICS`` is all that
-    a new one needs.
+    """A metric from 0 to 1 of a question's ranking, such as ``name@10``. A new metric needs only an entry in
+    ``METRICS``.
 
     Attributes:
-        measure: what trec_eval calls it, or a function.
-        heading: in tables, with ``{k}`` for the cut-off.
-        cutoffs: those in metrics files; 0 stands for none, in all of these.
-        shown: those in the tables of ``dpr retrieve`` and ``dpr evaluate``, and on model cards.
-        tested: those that ``dpr compare`` shows and tests.
-        validated: those of a validation of training, and in reports.
-        by_answers: whether it is measured also by answers in the texts; it then is a function.
+        measure: the name in trec_eval, or a function.
+        heading: the heading in tables, with ``{k}`` for the cut-off.
+        cutoffs: cut-offs in metrics files; here and below, 0 stands for none.
+        shown: cut-offs in the tables of ``dpr retrieve`` and ``dpr evaluate``, and on model cards.
+        tested: cut-offs that ``dpr compare`` shows and tests.
+        validated: cut-offs of a validation during training, and in reports.
+        by_answers: True if it is also measured by answers in the texts; its measure then is a function.
     """
 
     name: str
@@ -53,12 +53,13 @@ class Metric:
 
 
 def _accuracy(grades: Sequence[int], k: int) -> float:
-    """Whether a relevant passage is among the first k."""
+    """Returns 1 if a relevant passage is among the first k, else 0."""
     return float(any(grade > 0 for grade in grades[:k]))
 
 
 def _reciprocal_rank(grades: Sequence[int], k: int) -> float:
-    """trec_eval cannot cut it off."""
+    """Returns the reciprocal rank of the first relevant passage among the first k. trec_eval's own has no
+    cut-off."""
     return next((1 / rank for rank, grade in enumerate(grades[:k], 1) if grade > 0), 0.0)
 
 
@@ -75,7 +76,7 @@ _ANSWER_HEADLINES = ("accuracy@20", "accuracy@100", "accuracy@1")
 
 
 def metric_names(num_docs: int) -> list[str]:
-    """All metrics of rankings of ``num_docs`` passages."""
+    """Returns the names of all metrics of rankings of ``num_docs`` passages."""
     names = [name for metric in METRICS for name in metric.named(metric.cutoffs)]
     return [name for name in names if cutoff_of(name) <= num_docs]
 
@@ -85,7 +86,7 @@ def shown_names() -> list[str]:
 
 
 def tested_columns() -> dict[str, str]:
-    """With their headings."""
+    """Returns the metrics that ``dpr compare`` tests, with their headings."""
     return {name: heading_of(name) for metric in METRICS for name in metric.named(metric.tested)}
 
 
@@ -94,8 +95,11 @@ def validated_names() -> list[str]:
 
 
 def headline_names(measured: Collection[str]) -> list[str]:
-    """The columns of a table of test sets: of fewer than ten passages those at the deepest cut-off, by answers
-    accuracies. The first is also compared with BM25's."""
+    """Returns the columns of a table of test sets. The first one is also compared with BM25's.
+
+    If nDCG was measured at less than 10 passages only, the columns are those at the deepest cut-off. If
+    rankings were judged by answers, they are accuracies.
+    """
     if not any(name.startswith("ndcg@") for name in measured):
         return [name for name in _ANSWER_HEADLINES if name in measured] or list(measured)[-1:]
     if "ndcg@10" not in measured:
@@ -108,24 +112,24 @@ def headline_names(measured: Collection[str]) -> list[str]:
 
 
 def heading_of(name: str) -> str:
-    """A metric's heading in tables; the name of one that is not known."""
+    """Returns a metric's heading in tables; for an unknown metric, its name."""
     kind, _, k = name.partition("@")
     return next((metric.heading.format(k=k) for metric in METRICS if metric.name == kind), name)
 
 
 def cutoff_of(name: str) -> int:
-    """0 where a metric has no cut-off."""
+    """Returns the cut-off of a metric, or 0 if it has none."""
     return int(name.partition("@")[2] or 0)
 
 
 def is_by_answers(name: str) -> bool:
-    """Whether a metric is measured by answers in the texts, too."""
+    """Returns whether a metric is also measured by answers in the texts."""
     return any(metric.by_answers for metric in METRICS if metric.name == name.partition("@")[0])
 
 
 def values_of(run: Run, grades: Qrels, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """The metrics ``names`` of each question of ``grades``, in its order; one that is not in ``run`` has an empty
-    ranking.
+    """Returns the metrics ``names`` of each question of ``grades``, in its order. A question that is not in
+    ``run`` has an empty ranking.
 
     Raises:
         InputError: a passage is listed twice for a question.
@@ -166,15 +170,15 @@ def values_of(run: Run, grades: Qrels, names: Iterable[str]) -> dict[str, dict[s
 def evaluate_questions(
     run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS
 ) -> dict[str, dict[str, float]]:
-    """All metrics of each question with a relevant passage, in the order of ``qrels``; one that is not in
-    ``run`` counts as 0."""
+    """Returns all metrics of each question with a relevant passage, in the order of ``qrels``. A question
+    that is not in ``run`` counts as 0."""
     at = sorted(set(cutoffs))
     names = [name for metric in METRICS for name in metric.named((0,) if metric.cutoffs == (0,) else at)]
     return values_of(run, with_relevant(qrels), names)
 
 
 def mean_metrics(per_question: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over questions, as ``evaluate_questions`` gives them.
+    """Returns the mean of each metric over questions, as returned by ``evaluate_questions``.
 
     Raises:
         InputError: there is no question.
@@ -189,15 +193,15 @@ def mean_metrics(per_question: Mapping[str, Mapping[str, float]]) -> dict[str, f
 
 
 def with_relevant(qrels: Qrels) -> dict[str, Mapping[str, int]]:
-    """The questions that have a relevant passage."""
+    """Returns the questions that have a relevant passage."""
     return {key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
 
 
 def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
-    """One line per row, one column per metric, three decimals; a metric that a row lacks is shown as ``-``,
-    one that all lack is left out.
+    """Returns a table with one line per row, one column per metric and three decimals.
 
-    ``columns`` gives the metrics with their headings.
+    A metric that a row lacks is shown as ``-``; one that all rows lack is left out. ``columns`` maps the
+    metrics to their headings.
     """
     headings = {
         name: heading
@@ -212,8 +216,8 @@ def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, 
 
 
 def text_table(cells: Sequence[Sequence[str]]) -> str:
-    """Lines of cells, the first of them headings, as columns; the first column is aligned to the left, the
-    others to the right."""
+    """Returns lines of cells, the first of them headings, as columns. The first column is aligned to the
+    left, the others to the right."""
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(

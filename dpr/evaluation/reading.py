@@ -1,5 +1,5 @@
-"""The data of a report, read from run folders, and what they say about the faults of a run, for ``dpr doctor RUN``
-(docs/troubleshooting.md has the symptoms). Whatever is missing or damaged becomes a note."""
+"""The data of a report, read from run folders, and the symptoms of a faulty run for ``dpr doctor RUN``
+(docs/troubleshooting.md explains them). Missing or damaged files become notes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _SECRET_KEY = re.compile(
     re.IGNORECASE,
 )
 _SECRET_TEXT = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s@]+@")
-# The last part of an absolute path names the file; the rest reveals whose machine it is on.
+# Only the last part of an absolute path is kept, which names the file; the rest reveals whose machine it is
+# on.
 _ABSOLUTE = re.compile(
     r"(?<![\w.:/~*-])(?:~|[A-Za-z]:)?[/\\]+(?:[^/\\\s\"',\[\]]+[/\\]+)*(?=[^/\\\s\"',\[\]])"
 )
@@ -51,11 +52,11 @@ class Training:
     notes: list[str] = field(default_factory=list)
     saved_step: float = 0
     verdict: dict[str, Any] = field(default_factory=dict)
-    """What the run won (``dpr.training.callbacks.verdict``), if it has ended."""
+    """Comparison with the base model (``dpr.training.callbacks.verdict``), if the run has ended."""
 
     @property
     def step(self) -> float:
-        """The last step of any checkpoint, validation or log line."""
+        """Returns the last step of any checkpoint, validation or log line."""
         return max([self.saved_step, *(entry["step"] for entry in (*self.logs[-1:], *self.validations[-1:]))])
 
 
@@ -68,8 +69,8 @@ class Retrieval:
 
     @property
     def rank_counts(self) -> list[int]:
-        """By rank of their first right passage, the questions; the last number is that of those without one.
-        Empty where ranks were not kept, or are damaged."""
+        """Returns the number of questions by the rank of their first right passage; the last number counts
+        those without one. Empty if ranks were not kept or are damaged."""
         ranks = self.file.report.get("first_right_rank")
         if not isinstance(ranks, dict):
             return []
@@ -81,18 +82,20 @@ class Retrieval:
 
     @property
     def num_judged(self) -> int:
-        """The questions that the metrics are taken over."""
+        """Returns the number of questions that the metrics average over."""
         return sum(self.rank_counts) or self.file.num_questions
 
     def accuracy_curve(self) -> list[tuple[float, float]]:
-        """(k, share of questions with a right passage among the first k), for some k."""
+        """Returns pairs of k and the share of questions with a right passage among the first k, for some
+        k."""
         shares = accumulate(self.rank_counts[:-1])
         judged = max(self.num_judged, 1)
         return [(k, right / judged) for k, right in enumerate(shares, 1) if k <= 20 or k % 5 == 0]
 
 
 def read_training(folder: Path) -> Training | None:
-    """The training run in ``folder``; of several one level below, the one with the most steps."""
+    """Returns the training run in ``folder``. If there are several one level below, returns the one with the
+    most steps."""
     folder = Path(folder)
     names = (METRICS_LINES, RUN_FILE)
     if any((folder / name).is_file() for name in names):
@@ -151,7 +154,7 @@ def _read_run(folder: Path) -> Training:
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as ``section.key`` -> text, without what a page must not show."""
+    """Returns nested settings as ``section.key`` -> text, without anything that a page must not show."""
     flat: dict[str, str] = {}
     for key, entry in value.items():
         name = f"{prefix}{key}"
@@ -165,7 +168,7 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def printable(value: Any) -> str:
-    """A setting as text: absolute paths shortened to their last part, credentials hidden."""
+    """Returns a setting as text, with absolute paths shortened to their last part and credentials hidden."""
     if isinstance(value, list | tuple):
         return ", ".join(printable(item) for item in value)
     text = value if isinstance(value, str) else "-" if value is None else json.dumps(value, default=str)
@@ -175,7 +178,7 @@ def printable(value: Any) -> str:
 
 
 def _metrics_of(line: str) -> dict[str, float] | None:
-    """The numbers of a line of metrics; null, which stands for NaN or infinity, is NaN."""
+    """Returns the numbers of a line of metrics. A null, which stands for NaN or infinity, becomes NaN."""
     try:
         entry = parsed(line)
         step = float(entry["step"])
@@ -203,7 +206,8 @@ def _list(value: Any) -> list[Any]:
 
 
 def cut(text: str, limit: int) -> str:
-    """At most ``limit`` characters, at a space where there is one near; white space becomes single spaces."""
+    """Returns at most ``limit`` characters, cut at a space if one is near. White space becomes single
+    spaces."""
     flat = " ".join(text[: 4 * limit + 100].split())
     if len(flat) <= limit:
         return flat
@@ -217,16 +221,16 @@ _HIGHEST = re.compile(r"(@\d+|_acc)$")
 
 
 class Symptom(NamedTuple):
-    """``name`` is that of a section of docs/troubleshooting.md."""
+    """A symptom of a faulty run; ``name`` is a section of docs/troubleshooting.md."""
 
     name: str
     seen: str
-    """The figures that tell."""
+    """The figures that show it."""
     advice: str
 
 
 def symptoms(run: Training) -> Iterator[Symptom]:
-    """Those that the run has."""
+    """Yields the symptoms of the run."""
     losses = _series(run, "train/loss")
     quarter = max(1, len(losses) // 4)
     is_long = len(losses) >= _LEAST_LINES
@@ -258,8 +262,8 @@ def symptoms(run: Training) -> Iterator[Symptom]:
         if counts := _series(run, "pool/candidates"):
             chance = math.log(counts[-1])
             seen += f"; chance is {chance:.3f} and {1 / counts[-1]:.1%}, of {counts[-1]:.0f} candidates"
-            # A loss that is falling passes chance, and that of another objective may lie above it: both find
-            # more positives.
+            # A falling loss passes chance, and the loss of another objective may lie above it. In both cases
+            # more positives are found.
             is_unclear = not is_long and end_loss <= 1.03 * chance
             is_level |= 0.97 * chance <= end_loss and (
                 found <= 2 / counts[-1] or is_softmax_flat or is_unclear
@@ -294,7 +298,8 @@ def symptoms(run: Training) -> Iterator[Symptom]:
             "start anew with a lower train.learning_rate, a tenth of it, or more train.warmup_steps",
         )
 
-    # The metric that chooses the best checkpoint, at each step; 1 where high values of it are good.
+    # The metric that chooses the best checkpoint, at each step; the sign is 1 if higher values of it are
+    # better.
     name = str(run.best.get("best_metric"))
     values = [
         (line["step"], line[name]) for line in run.validations if math.isfinite(line.get(name, math.nan))

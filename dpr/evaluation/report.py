@@ -1,5 +1,5 @@
-"""The report page that ``dpr report`` and every training run write, rendered from templates/page.html. It loads
-nothing from the network."""
+"""The report page that ``dpr report`` and every training run write, rendered from templates/page.html. It
+loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNPRINTABLE = re.compile(
 
 
 def printable_text(text: str) -> str:
-    """The text with a sign in place of each character that a page must not hold."""
+    """Returns the text with a replacement sign for each character that a page must not hold."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -43,11 +43,11 @@ def curves_svg(
     axis: str = "",
     log_x: bool = False,
 ) -> str:
-    """Labelled curves over a common x.
+    """Returns labelled curves over a common x, as SVG.
 
     Args:
-        levels: what they are to be compared with, as horizontal lines.
-        axis: ``from zero``, so that a small change looks small; ``percent``, the same of shares.
+        levels: values to compare the curves with, drawn as horizontal lines.
+        axis: ``from zero``, so that a small change looks small; ``percent``, the same for shares.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -56,14 +56,14 @@ def curves_svg(
     levels = levels or {}
     text = io.StringIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # signs that its own font lacks are drawn by the reader's
-        matplotlib.rcdefaults()  # whatever a matplotlibrc says
+        warnings.simplefilter("ignore")  # the reader's browser draws signs that matplotlib's font lacks
+        matplotlib.rcdefaults()  # override any matplotlibrc
         matplotlib.rcParams["svg.fonttype"] = "none"
         matplotlib.rcParams["svg.hashsalt"] = repr((title, curves, levels))
         matplotlib.rcParams["text.parse_math"] = False
         matplotlib.rcParams["path.simplify_threshold"] = 1.0  # a long curve in a few kB, its peaks included
         figure = Figure(figsize=(6, 3))
-        # Margins that hold the longest labels; to have them computed takes as long as to draw.
+        # Margins that hold the longest labels. Computing them would take as long as drawing.
         axes = figure.add_axes((0.14, 0.16, 0.84, 0.69))
         for number, (label, points) in enumerate(curves.items()):
             xs, ys = zip(*points, strict=True)
@@ -113,8 +113,9 @@ _CHARTS = (
     ("Padding share", r"perf/padding_share", "percent"),
     ("Peak memory, GiB", r"perf/mem_gb", "from zero"),
 )
-"""Like with like: title, the metrics in the picture, and how its axis is drawn. A loss and an accuracy are of so
-many candidates, and a dev set's batch has others than a pool of the training."""
+"""Charts: title, pattern of the metrics in it, and form of the axis. A chart combines comparable metrics
+only: a loss or an accuracy depends on the number of candidates, which differs between dev sets and
+training."""
 
 
 def write_report(
@@ -125,8 +126,8 @@ def write_report(
     notes: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes ``report.html`` about a run folder and the metrics files given as (label, file); returns its
-    path. Settings that are as in ``defaults`` are not shown.
+    """Writes ``report.html`` for a run folder and the metrics files given as (label, file), and returns its
+    path. Settings equal to ``defaults`` are not shown.
 
     Raises:
         InputError: a metrics file is missing or is not one.
@@ -156,8 +157,8 @@ def build_page(
     notes: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> str:
-    """The HTML text. ``notes`` are what a reader should know of the figures; settings with the value that
-    ``defaults`` has for them are not shown."""
+    """Returns the HTML text. ``notes`` are what a reader should know of the figures. Settings equal to
+    ``defaults`` are not shown."""
     run = training or Training(
         "", notes=["No training run found: neither the folder nor a folder in it has a metrics.jsonl."]
     )
@@ -166,7 +167,8 @@ def build_page(
         same_questions = (one.file.question_set, one.file.num_questions, one.num_judged)
         groups.setdefault(same_questions, []).append(one)
     metrics = {name for line in run.validations for name in line if name.startswith("eval/")}
-    # those of all sets before those of single ones, @5 before @20; of a single set they are the same, said once
+    # Metrics of all sets come before those of single sets, @5 before @20. With a single set both are the same
+    # and appear once.
     columns = sorted(
         (name for name in metrics if not is_baseline(name)),
         key=lambda name: (name.count("/"), re.sub(r"\d+", lambda digits: digits[0].zfill(9), name)),
@@ -190,8 +192,8 @@ def build_page(
 
 
 def _training_charts(run: Training) -> list[str]:
-    """The pictures of the metrics that were logged twice or more. One that was measured before the first step
-    alone, such as BM25's, is a level in the picture of its like."""
+    """Returns the charts of all metrics that were logged at least twice. A metric that was measured only
+    before the first step, such as BM25's, becomes a level in the chart of its kind."""
     series: dict[str, dict[float, float]] = {}
     for line in (*run.logs, *run.validations):
         for name, value in line.items():
@@ -211,7 +213,7 @@ def _training_charts(run: Training) -> list[str]:
 
 
 def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
-    """Runs over the same questions: a line of the table and a curve for each."""
+    """Returns the section on runs over the same questions, with a table line and a curve for each run."""
     total = runs[0].file.num_questions
     judged = runs[0].num_judged
     counted = f"{total:,} questions" if judged == total else f"{judged:,} of {total:,} questions judged"

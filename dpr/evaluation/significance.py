@@ -1,8 +1,8 @@
-"""Is a difference between two systems more than chance? Paired tests over the questions that both answered.
+"""Significance of differences between two systems: paired tests over the questions that both answered.
 
 Questions are taken as a sample of those that could have been asked. The t test and the interval assume that
-mean differences are normal, which holds from some dozens of questions on; the randomisation test assumes only
-that a difference could have had either sign.
+mean differences are normal, which holds from a few dozen questions. The randomisation test assumes only that
+a difference could have had either sign.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LOWER = "lower"
 NO_DIFFERENCE = "no difference"
 TOO_FEW = "too few questions"
 FEWEST = 10
-"""From fewer questions, or where all differ alike, nothing is told of others: how far these may lie is not
-known."""
+"""Fewest questions for a conclusion. With fewer, or if all differ alike, the spread of other questions is
+unknown."""
 SHOWN = ".3f"
-"""Means are shown like this, and a difference that does not show is none."""
+"""Format of means. A difference that this format does not show counts as none."""
 FLIPS = 100_000
 LEVEL = 0.05
-"""Intervals cover 1 - LEVEL, and a difference counts as shown where the adjusted p is below it."""
+"""Intervals cover 1 - LEVEL. A difference is significant if its adjusted p-value is below LEVEL."""
 POWER = 0.8
 _BITS_AT_ONCE = 1 << 22
 _ROUNDING = 1e-12
@@ -36,8 +36,10 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over questions, or over sets of them, with its interval. ``variance``: of the mean, with its
-    degrees of freedom."""
+    """A mean over questions, or over sets of questions, with its interval.
+
+    ``variance`` is that of the mean; ``freedom`` are its degrees of freedom.
+    """
 
     mean: float
     low: float
@@ -52,13 +54,13 @@ class Estimate:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The interval of a mean metric, cut to 0 and 1: no mean lies outside, so as many intervals hold the
-        true one as before."""
+        """Returns the interval of a mean metric, cut to 0 and 1. No mean lies outside, so the interval's
+        coverage stays the same."""
         return max(self.low, 0.0), min(self.high, 1.0)
 
     @property
     def outcome(self) -> str:
-        """What a mean difference tells: ``HIGHER`` or ``LOWER`` where its interval leaves 0 out,
+        """Returns ``HIGHER`` or ``LOWER`` if the interval of a mean difference excludes 0, else
         ``NO_DIFFERENCE``, or ``TOO_FEW``."""
         if self.freedom < FEWEST - 1 or (self.mean and not self.variance):
             return TOO_FEW
@@ -67,16 +69,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """``second`` against ``first``, both means over the same questions.
+    """Comparison of ``second`` with ``first``, both means over the same questions.
 
     Attributes:
-        outcome: that of the difference (``Estimate.outcome``); ``NO_DIFFERENCE`` too where both means are
-        shown by the same figures.
-        difference: second - first, with ``low`` and ``high`` of its interval.
-        p_t, p_flips: two-sided, of the paired t test (1 where all differ alike, which shows no deviation) and
-        of the randomisation test.
-        detectable: the smallest true difference that a test over so many questions with this spread finds 4
-        times in 5.
+        outcome: outcome of the difference (``Estimate.outcome``). It is also ``NO_DIFFERENCE`` if both means
+            are shown by the same figures.
+        difference: second - first; ``low`` and ``high`` bound its interval.
+        p_t: two-sided p-value of the paired t test; 1 if all questions differ alike, which shows no
+            deviation.
+        p_flips: two-sided p-value of the randomisation test.
+        detectable: the smallest true difference that a test over as many questions with this spread finds 4
+            times in 5.
     """
 
     num_questions: int
@@ -92,7 +95,8 @@ class PairedTest:
 
 
 def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
-    """The mean of a sample of questions, by Student's t; without an interval where all are alike."""
+    """Returns the mean of a sample of questions with Student's interval; without an interval if all values
+    are alike."""
     array = np.asarray(values, dtype=np.float64)
     count = len(array)
     variance = float(array.var(ddof=1)) if count > 1 else 0.0
@@ -102,8 +106,8 @@ def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def mean_of(parts: Sequence[Estimate]) -> Estimate:
-    """The mean over sets of questions, all weighing the same. Its interval is about other questions of the
-    same sets, not about other sets; degrees of freedom by Welch and Satterthwaite."""
+    """Returns the mean over sets of questions, with equal weights. Its interval is about other questions of
+    the same sets, not about other sets. Degrees of freedom are by Welch and Satterthwaite."""
     variance = math.fsum(part.variance for part in parts)
     spread = math.fsum(part.variance**2 / part.freedom for part in parts)
     mean = math.fsum(part.mean for part in parts) / len(parts)
@@ -117,7 +121,7 @@ def mean_of(parts: Sequence[Estimate]) -> Estimate:
 def paired_test(
     *sets: tuple[Sequence[float], Sequence[float]], flips: int = FLIPS, seed: int = 0
 ) -> PairedTest:
-    """Compares two systems by their values, question by question in the same order; over several sets by the
+    """Compares two systems by their values, question by question in the same order; over several sets, by the
     mean of their means.
 
     Raises:
@@ -153,8 +157,8 @@ def paired_test(
 
 
 def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -> float:
-    """The randomisation test: the share of random signs whose sum is at least as far from 0, the signs
-    observed among them, so never 0."""
+    """Returns the p-value of the randomisation test: the share of random signs whose sum is at least as far
+    from 0. The observed signs are one of the draws, so it is never 0."""
     moved = differences[differences != 0]  # the others add nothing under any sign
     if not len(moved):
         return 1.0
@@ -174,14 +178,14 @@ def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -
 
 
 def detectable_difference(error: float) -> float:
-    """The true difference that a two-sided test finds with probability ``POWER``, from the standard error of
-    the difference."""
+    """Returns the true difference that a two-sided test finds with probability ``POWER``, from the standard
+    error of the difference."""
     return float(special.ndtri(1 - LEVEL / 2) + special.ndtri(POWER)) * error
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for a family of tests by Holm's method: below a level, the chance of any false find
-    in the family is below it."""
+    """Returns p-values adjusted for a family of tests by Holm's method. If those below a level count as
+    found, the chance of any false find in the family is below that level."""
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):

@@ -1,1 +1,1 @@
-"""``dpr serve``: an HTTP service in front of worker processes that search."""
+"""HTTP service of ``dpr serve``, with one thread that searches."""

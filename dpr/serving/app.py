@@ -1,4 +1,4 @@
-"""The addresses of a service, and what a request has to pass before it is looked at. Every refusal is one
+"""The addresses of a service, and the checks that a request must pass first. Every refusal is one
 sentence."""
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PAGE = Path(__file__).parent / "page"
 OPENAI = "/v1/"
 """Beginning of the addresses that answer as OpenAI's service does."""
 HEALTH = ("/healthz", "/readyz")
-"""Always answered, to anybody."""
-_STATE = (*HEALTH, "/metrics")  # a full service must be able to say so
+"""Addresses that always answer, to anybody."""
+_STATE = (*HEALTH, "/metrics")  # an overloaded service must be able to say so
 _PATHS = ("/", "/search", "/v1/embeddings", "/v1/models", "/info", *_STATE)
 LIMITS = {
     "requests": 512,
@@ -54,9 +54,9 @@ LIMITS = {
     "passages per question": 1000,
     "passages": 100_000,
 }
-"""What is accepted: requests at work or waiting at a time; bytes of a body; texts of a request, and characters of
-each; passages of an answer, which must fit in memory."""
-_EXPLAINED = 10  # an explained passage takes as long as so many others
+"""Limits: requests at work or waiting at a time; bytes of a body; texts of a request, and characters of each;
+passages of an answer, which must fit in memory."""
+_EXPLAINED = 10  # an explained passage takes as long as this many others
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -84,7 +84,7 @@ Value = str | bool | int | float
 
 
 class Filter(BaseModel):
-    """Which passages are searched at all: those with these ids, and with one of the values of each field."""
+    """Restriction of a search to passages with these ids, and with one of the values of each field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -93,7 +93,7 @@ class Filter(BaseModel):
 
     @model_validator(mode="after")
     def says_something(self) -> Filter:
-        """Nothing to filter by would let every passage through."""
+        """Refuses an empty filter, which would let every passage through."""
         if self.ids is None and self.metadata is None:
             raise ValueError("names neither ids nor metadata")
         return self
@@ -120,7 +120,7 @@ def _only_texts(value: Any) -> Any:
 
 
 class EmbeddingsBody(BaseModel):
-    """What OpenAI's clients send, with ``input_type`` beside it."""
+    """Request of OpenAI's clients, with ``input_type`` in addition."""
 
     model_config = ConfigDict(strict=True)
 
@@ -138,13 +138,13 @@ def make_app(
     token: str | None = None,
     on_failure: Callable[[Exception], None] = lambda error: None,
 ) -> tuple[FastAPI, Engine]:
-    """The application, and what answers its requests.
+    """Returns the application and the engine that answers its requests.
 
     Args:
         opened: makes the indexes, once the application has started.
-        token: that requests must carry; None = none. Health and the page's own files are without secrets and
-        need none.
-        on_failure: called where the indexes cannot be opened.
+        token: the token that requests must carry; None = none. Health and the page's own files hold no
+            secrets and need no token.
+        on_failure: called if the indexes cannot be opened.
     """
     registry = CollectorRegistry()
     count = Counter("dpr_requests", "Answers by path and status.", ["path", "status"], registry=registry)
@@ -184,7 +184,7 @@ def make_app(
         finally:
             num_requests -= is_counted
         response.headers.update(_HEADERS)
-        # Paths that are not ours are one, so that nobody can fill the memory with names.
+        # All unknown paths share one label, so that nobody can fill the memory with names.
         count.labels(path if path in _PATHS else "other", str(response.status_code)).inc()
         return response
 
@@ -211,7 +211,7 @@ def make_app(
 
     async def read(request: Request, kind: type[Parsed]) -> Parsed:
         body = bytearray()
-        close = {"Connection": "close"}  # what still arrives of the body is no request
+        close = {"Connection": "close"}  # the rest of the body, still arriving, is not a request
         try:
             async with asyncio.timeout(settings.timeout):
                 async for chunk in request.stream():
@@ -243,7 +243,7 @@ def make_app(
 
     @app.post("/search")
     async def search(request: Request) -> Response:
-        """The best passages of each question."""
+        """Returns the best passages of each question."""
         body = await read(request, SearchBody)
         index = index_of(body.index)
         count = len(body.queries) * body.k * (_EXPLAINED if body.explain else 1)
@@ -262,14 +262,14 @@ def make_app(
             unanswered = [hits.seems_unanswered for hits in found]
             return {"index": index.name, "results": rows, "seems_unanswered": unanswered}
 
-        # Those who ask the same index for as many passages and with the same filter share a pass over it.
+        # Requests for the same index, number of passages and filter share one pass over the index.
         alike = index.name, body.k, str(wanted), texts
         return await arrived(engine.ask(alike, body.queries, work, shape))
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
-        """The vectors of texts, as OpenAI answers. The texts of a request are embedded together, and with no
-        others, so that others change none of their digits."""
+        """Returns the vectors of texts, in OpenAI's format. The texts of a request are embedded together and
+        without those of other requests, which would change the last digits."""
         body = await read(request, EmbeddingsBody)
         index = index_of(body.model)
 
@@ -298,14 +298,14 @@ def make_app(
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The names that ``/v1/embeddings`` takes as ``model``, as OpenAI lists models."""
+        """Returns the names that ``/v1/embeddings`` takes as ``model``, in OpenAI's format."""
         index_of(None)
         about = {"object": "model", "created": 0, "owned_by": "dpr"}
         return {"object": "list", "data": [{"id": one.name, **about} for one in engine.indexes if one.model]}
 
     @app.get("/info")
     async def info() -> dict[str, Any]:
-        """What is served."""
+        """Returns the version, indexes, metadata fields and limits of the service."""
         return {
             "version": __version__,
             "indexes": [index.info for index in engine.indexes],
@@ -315,30 +315,30 @@ def make_app(
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        """Whether the process lives."""
+        """Answers if the process is alive."""
         return {"status": "alive"}
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """Whether it can answer."""
+        """Answers if the indexes are open, else refuses with 503."""
         index_of(None)
         return {"status": "ready"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Counts and times, for Prometheus."""
+        """Returns counts and times, for Prometheus."""
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/")
     async def page() -> Response:
-        """To search by hand."""
+        """Returns the page for searching by hand."""
         return FileResponse(PAGE / "index.html")
 
     return app, engine
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a service that listens at ``host``."""
+    """Returns whether a service that listens at ``host`` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -346,7 +346,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_origin(request: Request, settings: ServeSettings, token: str | None) -> None:
-    """Raises HTTPException where somebody asks who may not."""
+    """Raises HTTPException if the request is not allowed."""
     path = request.scope["path"]
     headers = request.headers
     is_open = path == "/" or path.startswith("/page/")
@@ -358,8 +358,8 @@ def _check_origin(request: Request, settings: ServeSettings, token: str | None) 
             said = f"{'another' if given else 'no'} token, expected the header Authorization: Bearer <token>"
             raise HTTPException(401, said, headers={"WWW-Authenticate": "Bearer"})
     elif is_loopback(settings.host):
-        # A page of another site may have its name point here, which only the name tells. It could read no
-        # answer, but make the service work; a link that is followed is fine.
+        # The name of another site may be made to point here, and only the Host header tells. Its page could
+        # not read any answer, but it could make the service work. Following a link is fine.
         host = headers.get("host", "").lower()
         name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
         if not is_loopback(name):
@@ -373,13 +373,13 @@ def _check_origin(request: Request, settings: ServeSettings, token: str | None) 
 def _refusal(
     request: Request, status: int, said: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """A sentence, where the clients of the address look for it."""
+    """Returns a refusal: one sentence, where the clients of this address look for it."""
     error = {"message": said} if request.scope["path"].startswith(OPENAI) else said
     return JSONResponse({"error": error}, status, headers=headers)
 
 
 def sentence(errors: Sequence[Any]) -> str:
-    """The first thing that is wrong with a request."""
+    """Returns a sentence on the first error of a request."""
     error = errors[0]
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "json_invalid":
@@ -393,8 +393,8 @@ def sentence(errors: Sequence[Any]) -> str:
 
 
 def _listed(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
-    """The hits of one question: id, score, place on each side; title and text; where and why each was found,
-    as ``dpr search`` shows it."""
+    """Returns the hits of one question: id, score and place on each side. With ``texts`` adds title and text;
+    with ``explain`` adds where and why each was found, as ``dpr search`` shows it."""
     words = QuestionWords(hits.question)
     values: list[dict[str, Any]] = []
     for hit in hits:

@@ -1,5 +1,5 @@
-"""Run folders that are open, and the one task that asks them: what arrives while it is busy is its next
-batch, so that a lone request waits for nobody."""
+"""Open run folders, and the thread that searches them. Requests that arrive while it is busy form its next
+batch, so a lone request waits for nobody."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dpr.serving.settings import ServeSettings
 
 logger = get_logger(__name__)
 TEXTS_AT_ONCE = 64
-"""A batch takes no further request once it has so many texts."""
+"""Number of texts at which a batch takes no further request."""
 _QUESTION = ("query", "question", "search_query")
 _PASSAGE = ("passage", "document", "search_document")
 Observe = Callable[[str, float], None]
@@ -41,10 +41,10 @@ Observe = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class ServedIndex:
-    """One way of searching one run, or a model without passages."""
+    """A run opened in one search mode, or a model without passages."""
 
     info: Mapping[str, Any]
-    """What /info says."""
+    """Description in the answer of /info."""
     retriever: Retriever | None = None
     fields: PassageFields | None = None
     model: BiEncoder | None = None
@@ -57,7 +57,8 @@ class ServedIndex:
     def search(
         self, questions: list[str], k: int, wanted: Mapping[str, Any] | None, *, texts: bool, observe: Observe
     ) -> list[Hits]:
-        """The hits of each question; HTTPException where that cannot be meant."""
+        """Returns the hits of each question. Raises HTTPException if the request makes no sense for this
+        index."""
         if self.retriever is None:
             said = f"{self.name} is a model without passages; it answers /v1/embeddings"
             raise HTTPException(422, said)
@@ -76,8 +77,9 @@ class ServedIndex:
         return found
 
     def embed(self, texts: list[str], side: str | None, *, observe: Observe) -> list[tuple[np.ndarray, int]]:
-        """The vector (D,) float32 of each text, and its number of tokens: as questions are embedded for a
-        search, or passages without title; HTTPException where that cannot be meant."""
+        """Returns the vector (D,) float32 of each text, and its number of tokens. Texts are embedded as
+        questions for a search, or as passages without title. Raises HTTPException if the request makes no
+        sense for this index."""
         if self.model is None:
             raise HTTPException(422, f"{self.name} has no model; it searches by words alone")
         model = self.model
@@ -107,11 +109,11 @@ class ServedIndex:
 
 
 def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[ServedIndex]:
-    """The indexes of each run, its own way of searching first.
+    """Yields the indexes of each run, its own search mode first.
 
     Raises:
         ConfigError, InputError: a folder cannot be searched, or its files are damaged or do not belong
-        together.
+            together.
     """
     for name, folder in folders.items():
         info: dict[str, Any] = {"name": name, "run": name, "mode": "model", "passages": None}
@@ -148,7 +150,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
 @dataclass(eq=False)
 class _Job:
     alike: Any
-    """Jobs that are alike are worked on as one."""
+    """Key of jobs that are worked on as one."""
     texts: list[str]
     work: Callable[[list[str]], list[Any]]
     shape: Callable[[list[Any]], Any]
@@ -157,12 +159,12 @@ class _Job:
 
 
 class Engine:
-    """A thread that opens the indexes, and then works on one batch after another.
+    """A thread that opens the indexes and then works on one batch after another.
 
     Args:
         opened: makes the indexes.
         observe: called with the seconds of each stage.
-        on_failure: called where the indexes cannot be opened.
+        on_failure: called if the indexes cannot be opened.
     """
 
     def __init__(
@@ -179,11 +181,11 @@ class Engine:
         self.start = self._thread.start
         self.num_waiting = self._waiting.qsize
         self.indexes: list[ServedIndex] = []
-        """Empty until they are open."""
+        """The indexes; empty until they are open."""
 
     def stop(self, patience: float = 1.0) -> bool:
-        """Ends the thread once it has answered what waits. Whether that took no longer than ``patience``
-        seconds."""
+        """Ends the thread once it has answered the waiting requests. Returns whether that took no longer than
+        ``patience`` seconds."""
         self._waiting.put(None)
         self._thread.join(patience)
         return not self._thread.is_alive()
@@ -195,8 +197,8 @@ class Engine:
         work: Callable[[list[str]], list[Any]],
         shape: Callable[[list[Any]], Any],
     ) -> Future[bytes]:
-        """The answer to come: as JSON, what ``shape`` makes of what ``work`` finds for each text. Jobs that
-        are ``alike`` share a call of ``work``."""
+        """Returns the future answer as JSON: ``shape`` applied to the results of ``work`` for each text. Jobs
+        with an equal ``alike`` share a call of ``work``."""
         job = _Job(alike, texts, work, shape)
         self._waiting.put(job)
         return job.answer
@@ -216,8 +218,8 @@ class Engine:
             start = time.perf_counter()
             while count < TEXTS_AT_ONCE:
                 if num_jobs and self._waiting.empty():
-                    # Those who were answered together ask again together, but arrive one after another:
-                    # to begin with the first of them would cost a pass over the index for it alone.
+                    # Clients that were answered together ask again together, but their requests arrive one
+                    # after another. Starting with the first request alone would cost a pass over the index.
                     if num_jobs >= last or time.perf_counter() - start > patience:
                         break
                     time.sleep(0.0005)
@@ -228,7 +230,7 @@ class Engine:
                     break
                 if not num_jobs:
                     start = time.perf_counter()
-                if job.answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+                if job.answer.set_running_or_notify_cancel():  # else its client no longer waits
                     self.observe("queue", time.perf_counter() - job.since)
                     together.setdefault(job.alike, []).append(job)
                     num_jobs += 1
@@ -252,7 +254,7 @@ class Engine:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
                 return
-            for job in jobs:  # one of them must not fail the others
+            for job in jobs:  # one failing job must not fail the others
                 self._work([job])
             return
         for job, answer in zip(jobs, answers, strict=True):

@@ -1,4 +1,4 @@
-"""The server process: its socket, its signals, and how it ends."""
+"""The server process: its socket, its signals and its end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
     """Serves run folders until a signal asks to end, and returns 0.
 
     Raises:
-        ConfigError: the address cannot be listened at, or other machines reach it and nothing says that they
-        may search.
+        ConfigError: the address cannot be listened at, or other machines reach it without a token and without
+            ``anyone``.
         InputError: the token file holds no token.
         DprError: the indexes cannot be opened.
     """
@@ -36,7 +36,7 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
             f"host={settings.host} lets other machines search without a token; ask for one with"
             " token_file=<file>, or allow it with anyone=true"
         )
-    # What others can cause with every request fills no disk.
+    # Messages that any client can cause must not fill the disk.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     failures: list[Exception] = []
 
@@ -53,8 +53,8 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
     def end(*_: object) -> None:
         server.should_exit = True
 
-    # Before uvicorn listens to signals, and after: it answers what it has accepted, and then raises the
-    # signal again.
+    # Set before uvicorn handles signals, and restored after. Uvicorn answers the requests it has accepted,
+    # and then raises the signal again.
     before = signal.signal(signal.SIGTERM, end)
     try:
         server.run(sockets=[listening])
@@ -64,14 +64,14 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
         signal.signal(signal.SIGTERM, before)
     if failures:
         raise failures[0]
-    if not engine.stop():  # it opens indexes, or searches for somebody who waits no longer
+    if not engine.stop():  # it still opens indexes, or searches for a client that has left
         logging.shutdown()
         os._exit(0)
     return 0
 
 
 def make_server(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
-    """A server of the application that ends once it has answered what it accepted."""
+    """Returns a server of the application that ends once it has answered the requests it accepted."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -85,7 +85,7 @@ def make_server(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
 
 
 def read_token(file: Path) -> str:
-    """The token in a file.
+    """Returns the token in a file.
 
     Raises:
         InputError: the file cannot be read, or holds no token of printable ASCII without spaces.
@@ -102,7 +102,7 @@ def read_token(file: Path) -> str:
 
 
 def listen(settings: ServeSettings) -> socket.socket:
-    """The socket of a service.
+    """Returns the socket of a service.
 
     Raises:
         ConfigError: the address cannot be listened at.

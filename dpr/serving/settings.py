@@ -13,11 +13,13 @@ from dpr.retrieval.settings import SEARCH_MODES
 
 @dataclass
 class ServeSettings(DeviceSettings):
-    """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them: http://127.0.0.1:8080
+    """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them:
+    http://127.0.0.1:8080
 
     A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for
-    its vectors alone. label=folder gives it another name than its own. Ctrl-C or SIGTERM ends the service
-    once what it has is answered."""
+    its vectors alone. label=folder serves a folder under another name. Ctrl-C or SIGTERM ends the service
+    once all accepted requests are answered.
+    """
 
     EXAMPLES: ClassVar[str] = """\
 dpr serve runs/quickstart
@@ -26,35 +28,33 @@ dpr serve exported/e5
 dpr serve runs/first host=0.0.0.0 token_file=token.txt
 """
     folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]", path="input")
-    """Folders with a search.json, or models (whatever model_file takes elsewhere)."""
+    """Folders with a search.json, or models (anything that model_file takes elsewhere)."""
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 = all. Other machines reach the service only where it is not a loopback
+    """Address to listen at; 0.0.0.0 = all. Other machines reach the service only if it is not a loopback
     address."""
     port: int = setting(8080, least=0, most=65535)
     """Port to listen at; 0 = any that is free."""
     token_file: str | None = setting(None, path="input")
-    """File with the token that requests must carry, Authorization: Bearer <token>. Absent = none is asked
-    for."""
+    """File with the token that requests must carry, Authorization: Bearer <token>. Absent = no token."""
     anyone: bool = False
-    """Let whoever reaches the machine search, where host= is no loopback address and no token is asked
-    for."""
+    """Allow searches by anyone who reaches the machine, if host= is no loopback address and there is no
+    token."""
     modes: str = "dense,bm25,hybrid"
-    """Which ways of searching to open, of those that a run folder has the files for. Its own is always
-    there."""
+    """Search modes to open, if the run folder has their files. The folder's own mode is always open."""
     metadata: str | None = None
-    """Fields of the corpora that requests may filter by, with their kinds: section,year:int (text where none
-    is stated)."""
+    """Fields of the corpora that requests may filter by, with their kinds: section,year:int (without a kind:
+    text)."""
 
     timeout: float = setting(30.0, unit="seconds", above=0.0)
-    """How long a request may wait for its answer, which is then 503, and how long its body may take to
-    arrive."""
+    """Time that a request may wait for its answer before it is refused with 503, and that its body may take
+    to arrive."""
 
     def mode_names(self) -> list[str]:
-        """``modes`` as a list."""
+        """Returns ``modes`` as a list."""
         return [name.strip() for name in self.modes.split(",") if name.strip()]
 
     def metadata_kinds(self) -> dict[str, str]:
-        """``metadata`` as name -> kind."""
+        """Returns ``metadata`` as name -> kind."""
         pairs = (item.strip().partition(":") for item in (self.metadata or "").split(",") if item.strip())
         return {name: kind or "text" for name, _, kind in pairs}
 

@@ -1,5 +1,5 @@
-"""How a training is put together: data sets, loss, validations and callbacks, from settings, from the import
-paths that settings name and from what is given, around the loop of trainer.py."""
+"""Assembly of a training run: data sets, loss, validations and callbacks, made from settings, from the import
+paths that settings name and from given objects, around the loop of trainer.py."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ dpr/data/training_data.py)."""
 
 @dataclass(frozen=True)
 class Named:
-    """The objects behind ``train.callbacks`` and ``train.validation``. They need no data, so they are made
+    """The objects that ``train.callbacks`` and ``train.validation`` name. They need no data, so they are made
     first."""
 
     callbacks: Sequence[Callback]
@@ -53,7 +53,7 @@ class Named:
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Named:
-        """Those that ``settings`` name.
+        """Makes the objects that ``settings`` name.
 
         Raises:
             ConfigError: a name, an entry or an argument cannot be used.
@@ -80,11 +80,11 @@ class Named:
 def check_metric_names(
     validations: Sequence[Validation], settings: TrainingSettings, dev_sets: Sequence[str]
 ) -> None:
-    """Refuses metrics to choose by that neither these validations nor those over these dev sets return;
-    user-defined ones name theirs later.
+    """Refuses a ``train.best_metric`` that neither these validations nor those over these dev sets return.
+    User-defined validations name their metrics later, so with one of them nothing is refused.
 
     Raises:
-        ConfigError: lists the names that there are.
+        ConfigError: lists the known names.
     """
     train = settings.train
     names: list[str] = []
@@ -103,17 +103,22 @@ def check_metric_names(
 
 
 class BiEncoderTrainer(Trainer):
-    """Trains a bi-encoder on one or several ranks, with the default callbacks and what its settings name.
-
-    ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files,
-    rows in memory, data sets), or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr
-    train``; each can also be given by its name alone, as ``batch_size=16``, ``seed=1`` or, with which the
-    model's is replaced, ``temperature=0.05``. ``callbacks`` and
-    ``validations`` are added to the default ones and to those that settings name; with ``defaults=False`` they are
-    all that there are besides the validations over dev sets, and nothing validates or saves without a
-    callback that does, as those of ``default_callbacks``. ``loss`` takes the place of ``loss.name``, ``named``
-    that of what settings name. ``config`` is what checkpoints keep for people to read, by default the
+    """Trains a bi-encoder on one or several ranks, with the default callbacks and those named in its
     settings. Call ``train()``.
+
+    ``train_sets`` and ``dev_sets`` are one data set or a list. A data set is anything that
+    ``open_training_set`` takes or returns (files, rows in memory, data sets), or a pair of that and
+    ``DataSetSettings``.
+
+    ``settings`` are those of ``dpr train``. Each can also be given by its own name, such as
+    ``batch_size=16``, ``seed=1`` or ``temperature=0.05``, which replaces the model's temperature.
+
+    ``callbacks`` and ``validations`` are added to the default ones and to those named in settings. With
+    ``defaults=False``, only the given ones are used, besides the validations over dev sets. Then nothing
+    validates or saves unless a callback does, such as those of ``default_callbacks``.
+
+    ``loss`` replaces ``loss.name``, and ``named`` replaces the objects named in settings. ``config`` is
+    stored in checkpoints for people to read, by default the settings.
 
     Raises:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
@@ -164,7 +169,7 @@ class BiEncoderTrainer(Trainer):
             validations = [*named.validations, *validations]
             callbacks = default_callbacks(settings.train, folder, [*named.callbacks, *callbacks])
         opened_dev = opened_for_run(dev_sets, "dev", settings, model)
-        # Those of user-defined sets, and of pairs cut from a corpus, are not known before they are read.
+        # Questions of user-defined sets, and of pairs cut from a corpus, are not known before they are read.
         asked, known = (
             [
                 key
@@ -193,11 +198,12 @@ class BiEncoderTrainer(Trainer):
 
 
 def settle_temperature(model: BiEncoder, settings: TrainingSettings, folder: Path | None = None) -> None:
-    """Gives the model the temperature that is set; where neither settings nor model state one, that of the run in
-    ``folder``, or 1 with compat=dpr, or else the model's default stays.
+    """Gives the model the temperature of the settings. If neither settings nor model state one, it is that of
+    the run in ``folder``, else 1 with compat=dpr, else the model's default.
 
     Raises:
-        ConfigError: the model learns its temperature and the settings state another, or the other way round.
+        ConfigError: the model learns its temperature and the settings state another, or the settings ask for
+            a learned temperature and the model's is fixed.
     """
     temperature = settings.loss.temperature
     own = model.options.temperature
@@ -228,15 +234,15 @@ def _require(name: str, given: Any, kind: Any, wanted: str) -> None:
 def make_loss(
     settings: LossSettings, *, candidates: str, model: BiEncoder | None = None, namespaces: Sequence[str] = ()
 ) -> Loss:
-    """The loss that ``loss.name`` names, with the pool's candidate rule, or the objective whose terms the
-    settings weigh.
+    """Returns the loss that ``loss.name`` names, with the candidate rule, or the objective with the terms
+    that the settings weight.
 
-    Without ``model``, its vectors are not normalised and of any width; passage ids are unique within
-    ``namespaces``.
+    Without ``model``, its vectors count as not normalised and may have any width. Passage ids are unique
+    within ``namespaces``.
 
     Raises:
-        ConfigError: it, or a term, is neither known nor a class that implements the contract, or it needs
-        what is not gathered.
+        ConfigError: the loss or a term is unknown, is not a class that implements the contract, or needs
+            inputs that are not gathered.
         InputError: the shards of ``loss.guide`` or ``loss.teacher`` cannot be read, or do not fit together.
     """
     if settings.name != "nll":
@@ -244,7 +250,7 @@ def make_loss(
         return loss
     if not settings.changed():
         return BiEncoderNllLoss(candidates=candidates)
-    from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
+    from dpr.losses.objective import Objective  # only few runs have terms besides the NLL
     from dpr.training.teacher import open_teacher, read_vectors
 
     settings.check_objective("loss.")
@@ -276,7 +282,7 @@ def make_loss(
 
 
 def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: str, candidates: str) -> Any:
-    """The user-defined loss or term that an entry names; it may need what is ``known``."""
+    """Returns the user-defined loss or term that an entry names. It may need the ``known`` inputs."""
     term: Term = create_object(entry, kind, setting=setting)
     term.candidates = candidates
     path, _ = split_entry(entry, setting=setting)
@@ -290,7 +296,7 @@ def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: s
 
 
 def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
-    """The data set that a catalogue entry's ``reader`` names, called with the entry's files."""
+    """Returns the data set that a catalogue entry's ``reader`` names, called with the entry's files."""
     setting = f"datasets.{name}.reader"
     data: TrainingData = create_object(path, TrainingData, setting=setting, values=(list(files),))
     data.name = name
@@ -300,10 +306,11 @@ def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
 
 
 def opened_for_run(sets: DataSets, name: str, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
-    """What ``BiEncoderTrainer`` takes as data sets, opened (``opened_sets``), as tokens (``as_tokens``).
+    """Returns the data sets given to ``BiEncoderTrainer``, opened (``opened_sets``) and as tokens
+    (``as_tokens``).
 
     Raises:
-        InputError, ConfigError: as these two; or the options of a set say where to read it.
+        InputError, ConfigError: raised by these two; or the options of an open set say where to read it.
     """
     pairs = [
         item if isinstance(item, tuple) else (item, DataSetSettings()) for item in opened_sets(sets, name)
@@ -321,8 +328,8 @@ def opened_for_run(sets: DataSets, name: str, settings: TrainingSettings, model:
 
 
 def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
-    """The sets of a run, with their tokens read from token stores as ``train.token_store`` says. User-defined
-    sets stay as they are, and so do those that are read from stores already.
+    """Returns the sets of a run, with their tokens read from token stores as ``train.token_store`` says.
+    User-defined sets stay as they are, as do sets already read from stores.
 
     Raises:
         ConfigError: a set has another prompt than the model, or the folder of the stores cannot be written.

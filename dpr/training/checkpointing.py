@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saving and keeping them, what they hold, and which one a start resumes."""
+"""The checkpoints of a run: saving and keeping them, their content, and the choice of the one to resume."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ CALLBACKS_FILE = "callbacks.json"
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: ``<output_dir>/dpr_biencoder.step<N>``. Every rank calls its methods, and all
-    learn the outcome together."""
+    """The checkpoints of one run: ``<output_dir>/dpr_biencoder.step<N>``. Every rank calls its methods, and
+    all learn the outcome together."""
 
     def __init__(self, output_dir: Path, *, keep_last: int = 3) -> None:
         self.output_dir = output_dir
@@ -47,12 +47,12 @@ class CheckpointFolder:
         self._failed_saves = 0
 
     def prepare(self) -> None:
-        """Makes the folder, takes its lock, and removes what a killed save left behind.
+        """Makes the folder, takes its lock, and removes files left by a killed save.
 
         Raises:
             CheckpointError: the folder cannot be written, or another run is using it.
         """
-        # The process of every rank, on every rank. Text travels as numbers.
+        # The processes of all ranks, known on every rank. Text is sent as numbers.
         mine = this_process()
         host = mine.host.encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0")
         rows = gather_rows(torch.tensor([[mine.pid, mine.start, *host]], dtype=torch.int64)).tolist()
@@ -64,7 +64,7 @@ class CheckpointFolder:
         def make() -> None:
             try:
                 self.output_dir.mkdir(parents=True, exist_ok=True)
-                self.lock.acquire(processes)  # a file written and renamed: what saving will need too
+                self.lock.acquire(processes)  # writes and renames a file, as saving will
                 remove_leftovers(self.output_dir)
             except OSError as error:
                 raise CheckpointError(
@@ -76,15 +76,15 @@ class CheckpointFolder:
         on_main(make)
 
     def note_stop(self, step: int) -> None:
-        """Notes in ``run.json`` that the run was asked to stop and can be resumed; launchers hide exit codes.
-        The next save removes it."""
+        """Notes in ``run.json`` that the run was asked to stop and can be resumed, since launchers hide exit
+        codes. The next save removes the note."""
         file = self.output_dir / checkpoints.RUN_FILE
         on_main(lambda: checkpoints.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
 
     def newest(self, *, fresh: bool = False) -> Path | None:
-        """The newest intact checkpoint, the same on all ranks; None when the run has none.
+        """Returns the newest intact checkpoint, the same on all ranks; None if the run has none.
 
-        With ``fresh`` there must be none; damaged ones are moved aside, so that later starts do not find
+        With ``fresh`` there must be none. Damaged ones are then moved aside, so that later starts do not find
         them.
 
         Raises:
@@ -138,17 +138,17 @@ class CheckpointFolder:
         identity: dict[str, Any],
         config: dict[str, Any],
     ) -> Path | None:
-        """Writes a checkpoint on rank 0, which calls ``write`` with its folder, points ``run.json`` at it, and
-        removes the oldest beyond ``keep_last`` (never the best).
+        """Writes a checkpoint on rank 0, which calls ``write`` with its folder. Then points ``run.json`` at
+        it and removes the oldest beyond ``keep_last``, but never the best.
 
-        A disk that is full or fails costs this checkpoint only: None is returned with a warning, and the next
-        one is tried when it is due.
+        If the disk is full or fails, only this checkpoint is lost: a warning is logged, None is returned, and
+        the next one is tried when it is due.
 
         Raises:
             CheckpointError: that happened three times in a row, or another run has taken over the folder.
         """
         folder = self.output_dir / checkpoint_name(progress.step)
-        # not the errors: their frames would keep the batches, and so the workers, alive
+        # not the errors themselves: their frames would keep the batches, and so the workers, alive
         failures: list[str] = []
 
         def save() -> None:
@@ -195,7 +195,7 @@ class CheckpointFolder:
         return None
 
     def require_saved(self, step: int) -> None:
-        """At the end of a run, raises CheckpointError if the disk refused its last checkpoint."""
+        """Raises CheckpointError at the end of a run if its last checkpoint could not be written."""
         if self._failed_saves:
             raise CheckpointError(
                 f"the run is at its end, step {step}, but that step could not be saved",
@@ -207,8 +207,8 @@ class CheckpointFolder:
             )
 
     def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
-        """What ``newest`` finds. Makes up for what a save that was killed has left undone: its checkpoint is
-        whole, and ``run.json`` does not name it yet."""
+        """Returns the checkpoint found by ``newest``. If a save was killed after its checkpoint was complete
+        but before ``run.json`` named it, names it now."""
         folder = self.newest(fresh=fresh)
         if folder is None:
             return None
@@ -227,8 +227,8 @@ class CheckpointFolder:
     def _publish(self, folder: Path, progress: Progress) -> None:
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
         checkpoints.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
-        # Those with a higher step are damaged ones that this run has fallen back from; they do not count as
-        # kept.
+        # Checkpoints with a higher step are damaged ones that this run has fallen back from. They do not
+        # count as kept.
         kept = [
             path
             for path in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
@@ -238,7 +238,7 @@ class CheckpointFolder:
             if _step_of(old) and old.name not in (
                 folder.name,
                 progress.best_checkpoint,
-            ):  # step 0 is there for train.keep=better
+            ):  # step 0 is kept for train.keep=better
                 remove_folder(old)
 
     @staticmethod
@@ -265,7 +265,7 @@ def _step_of(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StateOfRun:
-    """What a checkpoint holds of a run besides its progress and identity."""
+    """State of a run that a checkpoint holds besides its progress and identity."""
 
     model: BiEncoder
     optimizer: torch.optim.Optimizer
@@ -273,9 +273,9 @@ class StateOfRun:
     callbacks: Sequence[Callback]
 
     def collect(self) -> Callable[[Path], None]:
-        """What rank 0 calls with the folder of a checkpoint in the making. All ranks collect together: tensors
-        that are spread over them become whole in the memory of rank 0. It raises DivergedError where a weight
-        is NaN or infinite."""
+        """Returns the function that rank 0 calls with the folder of a new checkpoint. All ranks collect
+        together: tensors spread over them become whole in the memory of rank 0. The function raises
+        DivergedError if a weight is NaN or infinite."""
         weights = self.model.weights()
         optimizer = optimizer_tensors(self.model, self.optimizer)
         if any(map(is_sharded, weights.values())):
@@ -300,7 +300,7 @@ class StateOfRun:
         return write
 
     def read(self, folder: Path) -> None:
-        """Restores all of it."""
+        """Restores the whole state."""
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
         state = checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
         restore_optimizer(self.model, self.optimizer, state)
@@ -311,7 +311,7 @@ class StateOfRun:
                 callback.load_state_dict(states[name])
 
     def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
-        """Callbacks by name; the second of a name is ``Name#2``."""
+        """Yields callbacks by name; the second of a name is ``Name#2``."""
         seen = Counter[str]()
         for callback in self.callbacks:
             name = callback.state_key

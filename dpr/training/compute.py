@@ -1,14 +1,14 @@
-"""The model as one of several ranks trains it: data-parallel, or spread over the ranks (torch's FSDP2), and
-trial forwards before that.
+"""The model as one of several ranks trains it: data-parallel, or sharded over the ranks (torch's FSDP2); and
+trial forwards before training.
 
-Spread, each rank holds a part of every weight, of its gradient and of the optimizer's state. A layer's weights
-are joined on all ranks while it computes, forward and again backward, and its gradient is summed as it is cut
-into parts. Layers and towers are the units: a tower reads the word table itself, and gradient caching calls
-towers, so neither the backbone nor the bi-encoder could be one. Outside of forward and backward every weight
-is in parts.
+If sharded, each rank has a part of every weight, of its gradient and of the optimizer's state. A layer's
+weights are joined on all ranks while it computes, in forward and again in backward. Its gradient is summed
+over ranks and cut into parts at once. Layers and towers are the units. A tower reads the word table itself
+and gradient caching calls towers, so neither the backbone nor the bi-encoder could be a unit. Outside of
+forward and backward every weight is in parts.
 
-Each forward and each backward of a unit is a collective. So all ranks make equally many of both, in the same
-order: a tower takes its tokens in one pack, and a rank that has fewer chunks or batches than another encodes
+Each forward and each backward of a unit is a collective, so all ranks make equally many of both, in the same
+order. A tower takes its tokens in one pack. A rank with fewer chunks or batches than another encodes
 ``filler_tokens`` in their place.
 """
 
@@ -44,11 +44,11 @@ logger = get_logger(__name__)
 
 
 def shard(model: BiEncoder, ranks: Ranks) -> None:
-    """Spreads the weights of rank 0 over all ranks, in place; with one rank there is nothing to spread, and a
-    warning says so.
+    """Spreads the weights of rank 0 over all ranks, in place. With one rank it only warns that sharding has
+    no effect.
 
     Raises:
-        ConfigError: the model has tables that learn by rows, or adapters.
+        ConfigError: the model has tables that learn by rows, adapters, or towers that share a backbone.
     """
     if any(tower.adapter is not None for tower in model.towers):
         raise ConfigError(
@@ -71,27 +71,28 @@ def shard(model: BiEncoder, ranks: Ranks) -> None:
     mesh = init_device_mesh(model.device.type, (ranks.world_size,))
     for tower in model.towers:
         for unit in (*layers_of(tower.backbone), tower):
-            # The outermost unit too: it would stay whole after a forward without a backward, and parameters
-            # would be other objects.
+            # The outermost unit is resharded too. Otherwise it would stay whole after a forward without a
+            # backward, and its parameters would be other objects.
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
         tower.is_sharded = True
         tower.fast = replace(tower.fast, in_one_pack=True)
     if model.log_temperature is not None:
-        # Of the kind of the others, so that one optimizer, one loss scale and one norm take all of them.
+        # A DTensor like the other parameters, so that one optimizer, one loss scale and one norm take all of
+        # them.
         model.log_temperature = nn.Parameter(
             distribute_tensor(model.log_temperature.data, mesh, [Replicate()], src_data_rank=None)
         )
 
 
 def sharded_towers(model: nn.Module) -> list[Encoder]:
-    """The towers whose weights are spread over ranks."""
+    """Returns the towers whose weights are spread over ranks."""
     return [tower for tower in model.towers if tower.is_sharded] if isinstance(model, BiEncoder) else []
 
 
 @contextmanager
 def averaging(model: nn.Module, *, is_last: bool) -> Iterator[None]:
-    """A block whose backward averages gradients over ranks with the last micro-batch of an update, and before
-    that adds them up."""
+    """Returns a block for the backward of a micro-batch. Gradients add up on each rank; with the last
+    micro-batch of an update, their sum is averaged over ranks."""
     with model.no_sync() if isinstance(model, DistributedDataParallel) and not is_last else nullcontext():
         set_reduction(model, is_last)
         yield
@@ -100,8 +101,8 @@ def averaging(model: nn.Module, *, is_last: bool) -> Iterator[None]:
 
 
 def set_reduction(model: nn.Module, is_on: bool) -> None:
-    """Whether backward sums the gradients of sharded towers over ranks. Until then each rank holds them
-    whole."""
+    """Sets whether backward sums the gradients of sharded towers over ranks. While it does not, each rank
+    holds whole gradients."""
     for tower in sharded_towers(model):
         tower.set_requires_gradient_sync(is_on)  # type: ignore[operator]
 
@@ -112,8 +113,8 @@ def average(model: BiEncoder, *, by_rows: Sequence[Tensor] = ()) -> None:
     if not towers:
         average_gradients(model.parameters(), by_rows=by_rows)
         return
-    # Only a backward sums over ranks: that of one text whose gradient is zero brings along what the chunks
-    # have added up.
+    # Only a backward sums over ranks. The backward of one text with a gradient of zero also sums the
+    # gradients that the chunks have added up.
     set_reduction(model, True)
     for tower in model.trained_towers():
         vectors = tower(filler_tokens(model.device))
@@ -129,8 +130,8 @@ def _average_temperature(model: nn.Module) -> None:
 
 
 def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced, and sharded ones;
-    the norm, (), is a plain tensor, the same on all ranks."""
+    """Clips gradients like ``torch.nn.utils.clip_grad_norm_``, also gradients by rows, which must be
+    coalesced, and sharded ones. Returns the norm, (), a plain tensor that is the same on all ranks."""
     gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if any(map(is_sharded, gradients)):
         parts = [local_shard(each) for each in gradients if each.placements[0].is_shard()]
@@ -152,7 +153,7 @@ def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
 
 
 def row_tables(model: nn.Module) -> list[Tensor]:
-    """The tables of a model that learn by rows."""
+    """Returns the tables of a model that learn by rows."""
     tables = (
         module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
     )
@@ -164,7 +165,7 @@ TRIAL_LENGTH = 64
 
 
 def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
-    """Two sequences of ``length`` tokens (0: a short one), on the model's device."""
+    """Returns two sequences of ``length`` tokens (0: a short one), on the model's device."""
     length = length or min(TRIAL_LENGTH, model.settings.sequence_length)
     # any word: not every tokenizer has a [SEP]
     tokens = torch.ones(2 * length, dtype=torch.int64, device=model.device)
@@ -177,7 +178,7 @@ def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A block in evaluation mode: it draws no random number and changes no running mean."""
+    """Returns a block in evaluation mode, which draws no random number and changes no running mean."""
     was_training = model.training
     model.eval()
     try:
@@ -187,7 +188,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def total(vectors: BiEncoderVectors) -> Tensor:
-    """A sum of all outputs of the model."""
+    """Returns the sum of all outputs of the model."""
     return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature.value
 
 
@@ -195,7 +196,7 @@ def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
     """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and
     logs it.
 
-    They get no gradient, which data-parallel training would wait for and a resumed optimizer would miss.
+    They get no gradient. Data-parallel training would wait for it, and a resumed optimizer would miss it.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with evaluating(model), autocast(model.device, precision):
@@ -215,8 +216,8 @@ def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
 
 
 def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
-    """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest, which costs
-    most per token."""
+    """Returns the bytes that autograd keeps for backward, per token of sequences of ``length``. 0 stands for
+    the greatest length, which costs most per token."""
     length = length or model.settings.sequence_length
     kept = dict[int, int]()
     was_training = model.training
@@ -230,7 +231,7 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
 
     tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
     tokens = trial_tokens(model, length)
-    if is_static(tower.backbone):  # its graph grows with the distinct tokens: all of them, at most
+    if is_static(tower.backbone):  # its graph grows with the number of distinct tokens, so use as many as possible
         distinct = torch.arange(2 * length, device=model.device) % int(tower.config.vocab_size)
         tokens = TokenBatch(distinct, tokens.lengths, tokens.position)
     model.train()
@@ -247,10 +248,10 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
 def data_parallel(
     model: BiEncoder, ranks: Ranks, device: torch.device, *, precision: str = "fp32"
 ) -> nn.Module:
-    """The model, wrapped so that gradients are averaged over ranks; with one rank, the model itself.
+    """Returns the model wrapped so that gradients are averaged over ranks; with one rank, the model itself.
 
-    So is a model with tables that learn by rows, which DDP would send whole: its steps average the gradients
-    themselves.
+    A model with tables that learn by rows is not wrapped either, since DDP would send whole tables. Its steps
+    average the gradients themselves.
     """
     if ranks.world_size == 1 or row_tables(model):
         copy_from_main(model.parameters())
@@ -262,7 +263,7 @@ def data_parallel(
     parallel = DistributedDataParallel(
         model, device_ids=device_ids, gradient_as_bucket_view=True, **leave_buffers
     )
-    # DDP sums gradients in buckets and regroups them once: in the forward after its first backward, in the
+    # DDP sums gradients in buckets. It regroups them once, in the forward after its first backward, in the
     # order in which they were ready. Other buckets add the terms of 3 or more ranks in another order. A
     # resumed run would take its first step with the first grouping, where an uninterrupted run has the
     # second. So every start begins with the same backward, whose gradients are discarded.

@@ -1,4 +1,4 @@
-"""The time, memory and disk space that a run would take, from two of its steps and one validation."""
+"""Estimate of the time, memory and disk space of a run, from two of its steps and one validation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from dpr.training.validations.protocol import run_validations
 
 
 def dry_run(trainer: Trainer) -> list[str]:
-    """Does two steps (the second is timed) and the validations that the run will reach; says what the run
-    would take, in lines for a person. Nothing is written, but the model is changed.
+    """Does two steps, of which the second is timed, and the validations that the run will reach. Returns the
+    time, memory and disk space of the whole run, in lines for a person. Nothing is written, but the model is
+    changed.
 
-    ``trainer`` is a new one.
+    ``trainer`` must be a new one.
     """
     batches = trainer.micro_batches()
     folder = trainer.output_dir.absolute()
@@ -51,7 +52,7 @@ def dry_run(trainer: Trainer) -> list[str]:
     validations, saves = (sum(times) for times in zip(*due))
     validations = validations + is_start_measured(trainer) if trainer.validations else 0
     kept = trainer.checkpoints.keep_last
-    # besides the newest, the best and the one being written; and the start
+    # the kept ones, the best and the one being written; and the base model
     checkpoints = (min(saves, kept + 2) if kept else saves) + (train.keep == "better")
     total_s = steps * elapsed + validations * validation_s  # saving is left out
 

@@ -1,9 +1,9 @@
-"""Gradient caching: pools of any size in bounded memory, with the gradient of the whole pool.
+"""Gradient caching: global batches of any size in bounded memory, with their exact gradient.
 
-The chunks of a batch are encoded one after the other. The loss is taken over all vectors at once. Its
-gradient with respect to each vector is then passed back through the chunk that made it, which is encoded
-again for that, with the same dropout. As much as fits into the budget is kept and not encoded again, so a
-batch that fits costs no more than a direct step.
+The chunks of a batch are encoded one after the other, and the loss is computed over all vectors at once. The
+gradient of each vector is then passed back through the chunk that made it. For that, the chunk is encoded
+again with the same dropout. As many graphs as fit into the budget are kept and not encoded again, so a batch
+that fits costs no more than a direct step.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dpr.training.metrics import StepResult
 from dpr.training.pool_gather import PoolGather
 from dpr.training.step import Step, objective_share, pool_loss
 
-# Every chunk has the cost of its calls and adds to the gradient of every weight, which would dominate smaller
-# ones.
+# Each chunk costs its calls and adds to the gradient of every weight. In smaller chunks these costs would
+# dominate.
 MIN_CHUNK_TOKENS = CPU_FORWARD_TOKENS
 
 
 class _Chunk(NamedTuple):
-    """Sequences ``rows`` (on the host) of one side (``question`` or ``ctx``); ``is_kept``: with their graph,
-    encoded once."""
+    """Sequences ``rows`` (on the host) of one side (``question`` or ``ctx``). If ``is_kept``, their graph is
+    kept and they are encoded once."""
 
     side: str
     rows: Tensor
@@ -45,13 +45,13 @@ class _Chunk(NamedTuple):
 
 
 class CachedStep(Step):
-    """A step that holds the graphs of at most ``max_tokens`` tokens (padding included where towers are
-    padded) at any time.
+    """A step that keeps the graphs of at most ``max_tokens`` tokens in memory at any time. Padding counts if
+    towers are padded.
 
-    The vectors of the pool and their gradients take memory too. Where a batch does not fit whole, their share
-    of the budget is taken from the graphs, so memory does not grow with the pool while its vectors take less
-    than the budget. Gradients are averaged over ranks once, after the last micro-batch of an update. A
-    sequence above the budget is a chunk by itself.
+    The vectors of the global batch (``pool`` in the code) and their gradients take memory too. If a batch
+    does not fit whole, their share is taken from the budget of the graphs. So memory does not grow with the
+    global batch while its vectors take less than the budget. Gradients are averaged over ranks once, after
+    the last micro-batch of an update. A sequence above the budget is a chunk by itself.
     """
 
     model: BiEncoder
@@ -94,7 +94,7 @@ class CachedStep(Step):
                 gradients = {
                     side: of_side.grad for side, of_side in vectors.items() if of_side.grad is not None
                 }
-                del vectors, result  # only their gradients are needed from here on, which take as much memory
+                del vectors, result  # only their gradients are needed from here, which take as much memory
                 if "ctx" in gradients:
                     gradients["ctx"] = gather.fold(gradients["ctx"], len(batch.contexts))
                 self._carry_on(batch, chunks, gradients, graphs, seed)
@@ -105,10 +105,10 @@ class CachedStep(Step):
     def _encode_all(
         self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: PoolGather
     ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-        """The vectors of the questions and of the context slots, detached; and by chunk number those that
-        kept their graph.
+        """Returns the vectors of the questions and of the context slots, detached, and by chunk number those
+        that kept their graph.
 
-        The contexts come first and travel to the other ranks while the questions are encoded.
+        The contexts come first and are sent to the other ranks while the questions are encoded.
         """
         graphs: dict[int, Tensor] = {}
         vectors: dict[str, Tensor] = {}
@@ -140,27 +140,27 @@ class CachedStep(Step):
         graphs: dict[int, Tensor],
         seed: int,
     ) -> None:
-        """Backward from the gradients of the vectors through the chunks that made them."""
+        """Passes the gradients of the vectors back through the chunks that made them."""
         for table in self._word_tables():
             if table.sparse and table.weight.requires_grad and table.weight.grad is None:
-                # what is sparse is added to it; alone, it would stay sparse
+                # sparse gradients are added to a dense one; without it, the sum would stay sparse
                 table.weight.grad = torch.zeros_like(table.weight)
-        # What was kept goes first: backward frees it, and there is room for what has to be encoded again.
+        # Kept chunks go first. Backward frees their graphs and makes room for chunks that are encoded again.
         for number in sorted(range(len(chunks)), key=lambda number: number not in graphs):
             chunk = chunks[number]
             if chunk.side in gradients and self._is_trained(batch, chunk.side):
-                # Sparse or not, a chunk adds to gradients at once, so the order of chunks is the order of
-                # these sums: equal each time.
+                # A chunk adds to gradients at once, sparse or not. So the sums are taken in the order of
+                # chunks, the same each time.
                 encoded = graphs.pop(number) if number in graphs else self._encode(batch, chunk, seed, number)
                 encoded.backward(gradients[chunk.side][chunk.rows.to(self.device, non_blocking=True)])
 
     def _encode(self, batch: BiEncoderBatch, chunk: _Chunk, seed: int, number: int) -> Tensor:
-        # Before every forward, kept or not, so the masks are those of the first time whatever was drawn in
+        # Seeded before every forward, kept or not, so that the dropout masks repeat whatever was drawn in
         # between.
         seed_torch(seed, number)
         tokens = batch.questions if chunk.side == "question" else batch.contexts
         with autocast(self.device, self._precision):
-            if not len(chunk.rows):  # its backward is that of a gradient of zero
+            if not len(chunk.rows):  # its backward has a gradient of zero
                 return self._tower(batch, chunk.side)(filler_tokens(self.device))[:0]
             vectors: Tensor = self._tower(batch, chunk.side)(tokens.select(chunk.rows))
         return vectors
@@ -173,10 +173,10 @@ class CachedStep(Step):
 
     @contextmanager
     def _sparse_word_gradients(self) -> Iterator[None]:
-        """On a CPU, the words of a chunk add to their rows of the word table's gradient instead of filling a
-        table for each chunk.
+        """Returns a block in which, on a CPU, the words of a chunk add to their rows of the word table's
+        gradient instead of filling a table for each chunk.
 
-        On a GPU a table is filled in no time, in an order of additions that does not change.
+        On a GPU filling a table takes no time, and the order of additions does not change.
         """
         tables = self._word_tables() if self.device.type == "cpu" and not sharded_towers(self.model) else []
         for table in tables:
@@ -192,17 +192,17 @@ class CachedStep(Step):
             tower.backbone.get_input_embeddings()
             for tower in (self.model.question_model, self.model.ctx_model)
         ]
-        by_rows = set(map(id, self._by_rows))  # theirs are sparse in any case
+        by_rows = set(map(id, self._by_rows))  # these are sparse in any case
         return [
             table for table in words if isinstance(table, nn.Embedding) and id(table.weight) not in by_rows
         ]
 
     def _chunks(self, batch: BiEncoderBatch) -> Iterator[_Chunk]:
-        """Both sides in chunks, contexts first, in the order in which they are encoded, sequences of similar
-        length together.
+        """Yields both sides in chunks, contexts first, in the order in which they are encoded. Sequences of
+        similar length are together.
 
-        What is kept comes last on each side, so that little else is encoded while it is held. Questions are
-        the first to be kept.
+        Chunks whose graph is kept come last on each side, so that little else is encoded while their graphs
+        are in memory. Questions are the first to be kept.
         """
         sides = {"question": batch.questions, "ctx": batch.contexts}
         is_packed = {side: self._tower(batch, side).is_packed for side in sides}
@@ -213,8 +213,8 @@ class CachedStep(Step):
         limit = self.max_tokens
         room = self.max_tokens
         if total > self.max_tokens:
-            # A CPU takes MIN_CHUNK_TOKENS at a time anyway; what is encoded while graphs are held must be
-            # small.
+            # A CPU takes MIN_CHUNK_TOKENS at a time anyway. Chunks that are encoded while graphs are in
+            # memory must be small.
             share = 0 if self.device.type == "cpu" else self.max_tokens // 4
             limit = min(self.max_tokens, max(share, MIN_CHUNK_TOKENS))
             room = self.max_tokens - self._vectors_in_tokens(batch)
@@ -237,8 +237,8 @@ class CachedStep(Step):
         yield from plans["question"]
 
     def _agreed(self, chunks: list[_Chunk]) -> list[_Chunk]:
-        """With sharded towers, as many chunks of each kind as the rank with most of them has; those that a
-        rank lacks have no rows."""
+        """Returns, with sharded towers, as many chunks of each kind as the rank with the most of them has.
+        Chunks that this rank lacks have no rows."""
         if not sharded_towers(self.model):
             return chunks
         kinds = [(side, is_kept) for side in ("ctx", "question") for is_kept in (False, True)]
@@ -251,8 +251,8 @@ class CachedStep(Step):
         return [chunk for own in by_kind for chunk in own]
 
     def _vectors_in_tokens(self, batch: BiEncoderBatch) -> int:
-        """How many tokens' graphs take as much memory as the pool's vectors and their gradients, in fp32, do
-        on this rank."""
+        """Returns the number of tokens whose graphs take as much memory as the vectors of the global batch
+        and their gradients, in fp32, take on this rank."""
         world_size = self.ranks.world_size
         slots = len(batch.context_row)
         rows = len(batch) + slots * world_size + (slots if world_size > 1 else 0)
@@ -260,8 +260,8 @@ class CachedStep(Step):
 
 
 def _cut(lengths: np.ndarray, room: int, *, is_packed: bool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Rows, longest first, that do not fit into ``room`` tokens, those that do (the shortest, so that little
-    room is left), their size."""
+    """Returns the rows, longest first, that do not fit into ``room`` tokens, those that do, and the size of
+    the latter. The shortest rows are those that fit, so that little room is left over."""
     order = np.argsort(-lengths, kind="stable")
     shortest = lengths[order[::-1]]
     sizes = np.cumsum(shortest) if is_packed else shortest * np.arange(1, len(lengths) + 1)

@@ -1,5 +1,5 @@
-"""The identity of a run: what a resumed run must share with the checkpoint, and what it may change with a
-warning."""
+"""The identity of a run: settings and content that a resumed run must share with the checkpoint, and those
+that it may change with a warning."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What must be equal for a resumed run to see the same batches and objective (``fixed``), and what it may
-    change with a warning.
+    """Settings and content that must be equal for a resumed run to see the same batches and objective
+    (``fixed``), and those that may change with a warning (``free``).
 
     Keys are the names of settings, so a refusal can name the override that fixes it.
     """
@@ -45,8 +45,8 @@ class RunIdentity:
     fixed: dict[str, Any]
     free: dict[str, Any]
     models: dict[str, list[str]] = field(default_factory=dict)
-    """By the settings that name models on this machine, what was read of them: names of files and their
-    content. May not change either."""
+    """Files read from models on this machine, as name and content of each, by the setting that names the
+    model. May not change either."""
 
 
 _OF_METRICS = (
@@ -55,11 +55,12 @@ _OF_METRICS = (
     "train.dev_batch_size",
     "train.val_av_rank_",
 )
-"""With another value of these, metrics of one name are not those of before."""
+"""Settings that change the meaning of metrics: with another value, metrics of the same name cannot be
+compared."""
 
 
 def _differences(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs, as it was and as it is, by the names of settings and of their parts."""
+    """Returns the differences as pairs of old and new value, by the names of settings and of their parts."""
     was = dict(_leaves(stored))
     now = dict(_leaves(json.loads(json.dumps(own))))
     pairs = {key: (was.get(key), now.get(key)) for key in sorted(was.keys() | now.keys())}
@@ -78,7 +79,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _by_file(name: str, contents: list[str]) -> dict[str, str]:
-    """The contents of a model's files, by the name of the setting and of the file."""
+    """Returns the contents of a model's files, by the name of the setting and of the file."""
     files = dict(entry.rpartition(" ")[::2] for entry in contents)
     return {f"{name}[{file}]" if file else name: content for file, content in files.items()}
 
@@ -95,14 +96,15 @@ def run_identity(
     callbacks: Sequence[Callback],
     output_dir: Path,
 ) -> RunIdentity:
-    """What decides the batches and the objective of this run (fixed), and what else decides its outcome
-    (free).
+    """Returns the settings and content that the batches and the objective of this run depend on (fixed), and
+    all others that its outcome depends on (free).
 
-    Both are the settings of these roles, except where the data, the model or the process group decide what is
-    in effect, and the content of all files that are read: those of train and dev sets, of models, and what
-    validations and callbacks state as theirs.
+    Both are the settings of these roles. Where the data, the model or the process group determine the
+    effective value, that value is taken. Both also have the content of all files read: those of train and dev
+    sets, of models, and those that validations and callbacks state.
     """
-    # Name and content of each file that a model is read from; none where it is not local, or is this run's.
+    # Name and content of each file that a model is read from; none if the model is not local or is this
+    # run's.
     models = {}
     for key, value in flat_values(settings, (MODEL,)).items():
         path = Path(value or "")
@@ -132,7 +134,7 @@ def run_identity(
             **{f"loss.{key}.content": content for key, content in loss.content().items()},
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
-            # in place of the settings, which a model that is given may state otherwise
+            # instead of the settings, since a given model may state other values
             **{f"encoder.{name}": value for name, value in model.settings.as_dict().items()},
             "encoder.fix_ctx_encoder": options["fix_ctx_encoder"],
             # the default depends on the model
@@ -163,7 +165,7 @@ def run_identity(
             "encoder.packed": options["packed"],
             "encoder.attention": options["attention"],
             **dropout_of(model.ctx_model.config),
-            # What the last bits of a sum depend on: in another environment a run is right, but not equal.
+            # The last bits of a sum depend on these: in another environment a run is right, but not equal.
             "environment.world_size": ranks.world_size,
             "environment.threads": torch.get_num_threads(),
             "environment.torch": torch.__version__,
@@ -178,12 +180,12 @@ def run_identity(
 
 
 def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings) -> None:
-    """Looks whether a run may resume ``stored``. Warns of changed settings that are free and forgets the best
-    checkpoint of ``stored`` where they change what metrics mean.
+    """Checks that a run may resume ``stored``. Warns of changed settings that are free. If they change the
+    meaning of metrics, forgets the best checkpoint of ``stored``.
 
     Raises:
-        CheckpointError: a fixed setting differs, or one of the updates of a finished run, and ``resume`` is not
-        force.
+        CheckpointError: ``resume`` is not force, and a fixed setting differs or, in a finished run, a setting
+            of the updates.
     """
     identity = stored.identity
     unused = unused_keys(settings)
@@ -199,8 +201,8 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         changed |= {key: (was.get(key), now.get(key)) for key in sorted(now) if was.get(key) != now.get(key)}
     free = _differences(identity.get("free", {}), own.free)
     if stored.progress.step >= identity.get("free", {}).get("train.max_steps", math.inf):
-        # What follows from more than its setting may differ: a warm-up from the steps, the original's limit of the
-        # gradient from the processes.
+        # A value derived from more than its setting may differ: a warm-up from the number of steps, the
+        # original's gradient limit from the number of processes.
         given = flat_values(settings, (UPDATES,))
         is_scaled = settings.as_dpr and "environment.world_size" in free
         for key, values in free.items():
@@ -232,10 +234,10 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
 
 
 def stored_value(output_dir: str | Path | None, settings: TrainingSettings, key: str) -> float:
-    """A fixed setting of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there
-    is none.
+    """Returns a fixed setting of the run that a start in ``output_dir`` would resume, the same on all ranks;
+    0 if there is none.
 
-    Nothing is locked or checked here; the size is compared again when the run is resumed.
+    Nothing is locked or checked here. The setting is compared again when the run is resumed.
     """
     value = torch.zeros((), dtype=torch.float64)
     if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":

@@ -1,10 +1,10 @@
-"""A linear layer behind a trained model's vectors, fitted to a corpus without labels: what ``dpr adapt`` does
-with a model that is given.
+"""A linear layer behind a trained model's vectors, fitted to a corpus without labels: the method of
+``dpr adapt`` for a given model.
 
-The backbone stays as it is, so that the fit takes about a minute once some passages are encoded. Questions are
-cut from passages. What each should find is the hybrid of BM25 and the model itself, among the passages that
-it was not cut from: its own holds its words and would teach nothing. The layer is the same for both sides, and
-begins as the identity.
+The backbone stays as it is, so the fit takes about a minute once some passages are encoded. Questions are cut
+from passages. The target ranking of each question is the hybrid of BM25 and the model itself, over all
+passages except the one it was cut from: that passage holds its words and would teach nothing. The layer is
+the same for both sides, and begins as the identity.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _BATCH_SIZE = 32
 _MOST_LAPS = 8
 """Questions of a passage, at most."""
 _DEPTH = 1000
-"""Passages that each side of the hybrid lists; all others have score 0."""
+"""Number of passages that each side of the hybrid lists; all others have score 0."""
 _WEIGHT = 0.5
-"""The model's share in the hybrid."""
+"""Weight of the model in the hybrid."""
 
 
 def add_fitted_layer(
@@ -64,8 +64,8 @@ def add_fitted_layer(
     asked = model.encode_questions(questions, convert_to_tensor=True, show_progress_bar=True)
     encoded = model.encode_passages(passages, convert_to_tensor=True, show_progress_bar=True)
 
-    # The hybrid's scores (Q, N) of each question's passages, 0 for those that neither side lists and for the
-    # passage that it was cut from.
+    # The hybrid's scores (Q, N) of the passages for each question. Passages that neither side lists have 0,
+    # as does the passage that the question was cut from.
     names = [str(row) for row in range(len(passages))]
     words = Bm25Index.build(Texts(iter(names), (f"{passage.title} {passage.text}" for passage in passages)))
     targets = torch.zeros(len(questions), len(passages))
@@ -93,7 +93,8 @@ def add_fitted_layer(
 def draw_texts(
     pairs: PseudoPairs, *, most_questions: int, seed: int
 ) -> tuple[list[Passage], list[str], list[int]]:
-    """At most ``MOST_PASSAGES`` passages, questions cut from them, and of each question the place of its passage.
+    """Returns at most ``MOST_PASSAGES`` passages, questions cut from them, and the place of each question's
+    passage.
 
     Raises:
         InputError: the corpus has no passages to cut questions from.
@@ -110,7 +111,7 @@ def draw_texts(
     if len(askable) < 2:
         raise InputError("has too few passages with words to learn from", file=pairs.file)
 
-    # Every passage is asked for once before one is asked for again.
+    # Every passage gives one question before any gives a second one.
     questions: list[str] = []
     sources: list[int] = []
     order = generator.permutation(askable)
@@ -124,8 +125,9 @@ def draw_texts(
 
 
 def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *, seed: int) -> Tensor:
-    """The matrix (D, D) with which the products of vectors, scaled to length 1, give each question the hybrid's
-    distribution over the passages that it was not cut from."""
+    """Returns the matrix (D, D) that fits the questions' distributions over passages to the hybrid's. Scores
+    are products of the transformed vectors, scaled to length 1; the passage that a question was cut from is
+    left out."""
     asked = normalize(asked, dim=-1)
     encoded = normalize(encoded, dim=-1)
     device = asked.device
@@ -152,13 +154,13 @@ def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *,
 
 @torch.no_grad()
 def _add(model: BiEncoder, matrix: Tensor) -> None:
-    """Multiplies the vectors of both towers by ``matrix`` before they are scaled; a projection that is there,
-    or a cut of the vectors, becomes part of it."""
+    """Multiplies the vectors of both towers by ``matrix`` before they are scaled. An existing projection, or
+    a cut of the vectors, becomes part of it."""
     for tower in model.towers:
         before = tower.encode_proj
         like = next(tower.parameters())
         width = tower.pooled_width if before is None else before.out_features
-        # the vectors that matrix was fitted to have the first of these dimensions
+        # the vectors that the matrix was fitted to are the first of these dimensions
         whole = matrix.to(like) @ torch.eye(len(matrix), width).to(like)
         layer = nn.Linear(tower.pooled_width, len(matrix)).to(like)
         layer.weight.copy_(whole if before is None else whole @ before.weight)

@@ -1,5 +1,5 @@
-"""Training metrics between two log lines, the arithmetic and memory that training takes, and what the device
-could do."""
+"""Training metrics between two log lines, the arithmetic and memory of training, and the speed of the
+device."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Metrics = dict[str, float]
 
 
 def each_once(metrics: Metrics, *, by_set: bool = False) -> Metrics:
-    """The metrics, each figure once: those of a set (``eval/dev/nll_loss``) that are those of all sets
-    (``eval/nll_loss``), since there is one, under the name of all, or with ``by_set`` of the set."""
+    """Returns the metrics without repeated figures. With a single set, its metrics (``eval/dev/nll_loss``)
+    equal those of all sets (``eval/nll_loss``). Then only the latter are kept, or with ``by_set`` only the
+    former."""
     names_of_all = {name: f"eval/{name.rpartition('/')[2]}" for name in metrics if name.count("/") > 1}
     twice = {name: short for name, short in names_of_all.items() if metrics[name] == metrics.get(short)}
     left_out = twice.values() if by_set else twice.keys()
@@ -32,7 +33,7 @@ def each_once(metrics: Metrics, *, by_set: bool = False) -> Metrics:
 
 
 class StepResult(NamedTuple):
-    """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in
+    """Detached results of this rank's questions: ``losses`` (B,) without loss weights, ``correct`` as in
     ``LossResult``."""
 
     losses: Tensor
@@ -49,11 +50,11 @@ class StepResult(NamedTuple):
 
 
 class TrainingMetrics:
-    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a micro-batch
-    whose loss is NaN or infinite does not count. Of several train sets ``names``, each has its own metrics
-    beside the total.
+    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``. A micro-batch
+    whose loss is NaN or infinite does not count. With several train sets ``names``, each has its own metrics
+    besides the total.
 
-    Nothing is read back from the device, and nothing travels between ranks, before ``take``.
+    Nothing is read back from the device, and nothing is sent between ranks, before ``take``.
     """
 
     def __init__(self, model: BiEncoder, names: Sequence[str] = ()) -> None:
@@ -65,7 +66,8 @@ class TrainingMetrics:
         self.begin()
 
     def begin(self, stored: Sequence[float] = ()) -> None:
-        """Begins anew, or with what ``settled`` gave of the steps before a checkpoint."""
+        """Starts from scratch, or from the sums that ``settled`` returned for the steps before a
+        checkpoint."""
         self._sums = torch.zeros(max(len(self._names), 1), 3, dtype=torch.float64, device=self._device)
         self._questions = self._tokens = self._computed = self._flops = 0.0
         self._start = time.perf_counter()
@@ -74,7 +76,8 @@ class TrainingMetrics:
             self._sums += self._sums.new_tensor(sums).view_as(self._sums)
 
     def settled(self) -> list[float]:
-        """All sums, of all ranks; rank 0 keeps them from now on. All ranks must call it together."""
+        """Returns all sums, over all ranks; rank 0 keeps them from now on. All ranks must call it
+        together."""
         start = self._start
         totals = self._totals()
         self.begin(totals)
@@ -90,7 +93,7 @@ class TrainingMetrics:
         """Adds one micro-batch; ``batch`` is the one on the CPU."""
         losses = result.losses.double()
         size = result.num_questions
-        # a user-defined loss may say how many, not which
+        # a user-defined loss may return the number of correct questions only
         correct = result.correct.double() / (1 if result.correct.dim() else size)
         values = torch.stack([losses, correct.expand(size), torch.ones_like(losses)], dim=1)
         members = torch.zeros(len(self._sums), size, dtype=torch.float64)
@@ -106,10 +109,10 @@ class TrainingMetrics:
             self._flops += self._cost[tower].of(tokens.lengths)
 
     def take(self, *, peak: float = 0.0) -> Metrics:
-        """Metrics over all ranks since the last call. All ranks must call it together.
+        """Returns the metrics over all ranks since the last call. All ranks must call it together.
 
-        ``peak``: operations per second that a device could do; ``perf/mfu`` is the share of it that the
-        model's arithmetic took.
+        ``peak`` is the number of operations per second that a device can do. ``perf/mfu`` is the MFU: the
+        share of it that the model's arithmetic took.
         """
         *sums, questions, tokens, computed, flops = self._totals()
         of_sets = [sums[start : start + 3] for start in range(0, len(sums), 3)]
@@ -138,10 +141,10 @@ class TrainingMetrics:
 class TowerCost:
     """Floating-point operations of one training pass of a tower over real tokens.
 
-    Two for each weight of a linear layer and token, and the two products of attention (over the whole
-    sequence); backward is twice forward, once for weights that are frozen under trained ones, and a frozen
+    Linear layers take two for each weight and token; attention takes its two products over the whole
+    sequence. Backward is twice forward, or once for weights that are frozen under trained ones; a frozen
     tower has none. In a last layer that is read at one token, the other tokens need only keys and values.
-    Work that no vector needs, or that is repeated to save memory, is not counted.
+    Work that no vector needs, or that is repeated to save memory, does not count.
     """
 
     def __init__(self, tower: Encoder) -> None:
@@ -161,7 +164,7 @@ class TowerCost:
         self._per_pair = (3 if is_trained else 1) * 4.0 * layers * width
 
     def of(self, lengths: Tensor) -> float:
-        """The operations for sequences with these lengths (N,)."""
+        """Returns the operations for sequences with these lengths (N,)."""
         exact = lengths.to(torch.float64)
         return (
             self._per_token * float(exact.sum())
@@ -171,15 +174,16 @@ class TowerCost:
 
 
 def _linear_weights(module: nn.Module, *, trained: bool | None = None) -> int:
-    """Weights of linear layers: all, or those that are ``trained`` or not."""
+    """Returns the number of weights of linear layers: all of them, or only the ``trained`` or the frozen
+    ones."""
     weights = (part.weight for part in module.modules() if isinstance(part, nn.Linear))
     return sum(weight.numel() for weight in weights if trained in (None, weight.requires_grad))
 
 
 @cache
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large matrix product on ``device``, measured once within hundredths of a
-    second."""
+    """Returns the operations per second of a large matrix product on ``device``, measured once within
+    hundredths of a second."""
     is_cuda = device.type == "cuda"
     size = 4096 if is_cuda else 1024 if dtype == torch.float32 else 512
     repeats = 20 if is_cuda else 2
@@ -200,14 +204,14 @@ def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until the device has done all work that is queued."""
+    """Waits until the device has done all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """The peak memory so far, in GiB: of tensors on a GPU, of this process elsewhere; NaN on Windows, which
-    does not say."""
+    """Returns the peak memory so far, in GiB: of tensors on a GPU, of this process elsewhere; NaN on Windows,
+    which does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     if sys.platform == "win32":

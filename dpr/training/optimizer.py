@@ -1,9 +1,9 @@
-"""AdamW with means of the weights, learning-rate schedules as pure functions of the step, and optimizer
-state by parameter name.
+"""AdamW with moving averages of the weights, learning-rate schedules as pure functions of the step, and
+optimizer state by parameter name.
 
-A table of words can learn by rows: a step costs the rows that were read, whatever the size of the vocabulary.
-The gradient of such a table (``nn.Embedding`` with ``sparse``) is a sparse tensor of these rows. Rows are
-joined over ranks and summed once per update, and the update changes these rows alone.
+A table of words can learn by rows: the cost of a step depends on the rows that were read, not on the size of
+the vocabulary. The gradient of such a table (``nn.Embedding`` with ``sparse``) is a sparse tensor of these
+rows. Rows are joined over ranks and summed once per update, and the update changes these rows alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dpr.training.settings import OptimizerSettings
 
 
 def learning_rate_factor(kind: str, step: int, *, total_steps: int, warmup_steps: int = 0) -> float:
-    """Learning-rate factor of update ``step`` (counted from 0): a linear warm-up, which starts at 1 /
-    warmup_steps, then linear, cosine (both down to 0) or constant.
+    """Returns the learning-rate factor of update ``step``, counted from 0: a linear warm-up, which starts at
+    1 / warmup_steps, then linear or cosine (both down to 0), or constant.
 
-    ``dpr`` is the original's linear one: 0 at the first update, 1 / (total - warm-up) at the last, and never
-    below 1e-7.
+    ``dpr`` is the original's linear schedule: 0 at the first update, 1 / (total - warm-up) at the last, and
+    never below 1e-7.
     """
     falling_steps = max(1, total_steps - warmup_steps)
     if kind == "dpr":
@@ -42,24 +42,24 @@ def learning_rate_factor(kind: str, step: int, *, total_steps: int, warmup_steps
     return 1.0 - done if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-# Numbers of a table per pass of an update: they stay in the cache of a CPU, and torch does not share them out
-# among threads. A pass is over before threads have met; where other processes, the loader's workers among
-# them, use the cores, they would wait for each other in each.
+# Numbers of a table per pass of an update. They stay in the cache of a CPU, and torch does not distribute
+# them over threads. A pass is over before threads have met. If other processes use the cores, for example the
+# loader's workers, threads would wait for each other in each pass.
 _NUMBERS_AT_ONCE = (1 << 15) - 1
 
 
 class RowAdamW(torch.optim.AdamW):
-    """AdamW, and for tables whose gradient is by rows an AdamW for each row, which lives in the steps that
-    have a gradient for it.
+    """AdamW with a separate AdamW for each row of tables whose gradient is by rows. A row's AdamW counts only
+    the steps that have a gradient for the row.
 
     So a row that a step does not read keeps its weights and its moments, and its bias correction counts its
-    own steps. A row whose gradient is zero throughout counts as not read: which rows are read for nothing
-    depends on how a pool is shared out to ranks.
+    own steps. A row whose gradient is zero throughout counts as not read: whether a row is read with weight
+    zero depends on how the global batch (``pool`` in the code) is divided among ranks.
 
-    With ``decay`` above 0 it keeps a mean of every weight over its updates: one counts ``decay`` times as much
-    as the next. An update that is skipped does not count, and each row of a table that learns by rows has the
-    mean over its own updates. The means are a field of its state, ``twin``, so they are sharded, stored and
-    restored like the moments.
+    With ``decay`` above 0 it keeps an exponential moving average (EMA) of every weight over its updates: each
+    update weighs ``decay`` times as much as the next. A skipped update does not count. Each row of a table
+    that learns by rows has the average over its own updates. The EMA copy is a field of the state (``twin``
+    in the code), so it is sharded, stored and restored like the moments.
     """
 
     def __init__(self, groups: Any, *, decay: float = 0.0, **options: Any) -> None:
@@ -68,8 +68,8 @@ class RowAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of the weights, then of their means; ``found_inf`` (), where a ``FiniteGuard`` or a
-        gradient scaler has set it, keeps everything as it was."""
+        """Updates the weights, then their averages. If a ``FiniteGuard`` or a gradient scaler has set
+        ``found_inf``, (), to 1, everything stays as it was."""
         before = {
             parameter: state["step"].clone()
             for parameter, state in self.state.items()
@@ -102,7 +102,7 @@ class RowAdamW(torch.optim.AdamW):
         rows = gradient.indices()[0]
         values = gradient.values()
         is_read = values[:, 0] != 0
-        if not bool(is_read.all()):  # hardly ever: a single number tells of nearly all rows
+        if not bool(is_read.all()):  # rarely: one number shows it for nearly all rows
             is_read = values.abs().amax(1) != 0
             rows = rows[is_read]
             values = values[is_read]
@@ -116,7 +116,7 @@ class RowAdamW(torch.optim.AdamW):
             mean.lerp_(numbers, 1 - first)
             square.mul_(second).addcmul_(numbers, numbers, value=1 - second)
             counted = step.double()[:, None]
-            # AdamW's m / c1 / (sqrt(v / c2) + eps), with what belongs to a row taken out: sqrt(c2) / c1 * m /
+            # AdamW's m / c1 / (sqrt(v / c2) + eps), with the factors of a row taken out: sqrt(c2) / c1 * m /
             # (sqrt(v) + eps sqrt(c2)).
             root = (1 - second**counted).sqrt()
             change = square.sqrt().add_((group["eps"] * root).to(weights.dtype))
@@ -128,7 +128,7 @@ class RowAdamW(torch.optim.AdamW):
                 tensor.index_copy_(0, part, changed)
 
     def _average(self, before: dict[Tensor, Tensor]) -> None:
-        """Updates the means; ``before`` has the steps that the rows of tables had."""
+        """Updates the averages; ``before`` has the steps of table rows before this update."""
         share: Tensor | None = None
         for parameter, state in self.state.items():
             weights = local_shard(parameter)
@@ -144,14 +144,14 @@ class RowAdamW(torch.optim.AdamW):
                 mean.lerp_(weights, share.to(mean.dtype))
 
     def _share(self, counts: Tensor) -> Tensor:
-        """What the last of so many updates counts of their mean, on the device."""
+        """Returns the weight of the latest of ``counts`` updates in the average, on the device."""
         skipped = getattr(self, "found_inf", None)
         share = (1 - self.decay) / (1 - self.decay ** counts.double().clamp(min=1))
         return share if skipped is None else share * (1 - skipped.double())
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchanges weights and means, if there are means."""
+        """Exchanges the weights and the EMA copy, if there is one."""
         for parameter, state in self.state.items():
             if "twin" in state:
                 held = parameter.detach().clone()
@@ -173,8 +173,8 @@ class RowAdamW(torch.optim.AdamW):
 
 
 def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
-    """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars
-    (fewer than two axes)."""
+    """Returns AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and
+    scalars (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -207,7 +207,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Optimizer state as ``<field>/<parameter name>`` -> tensor, independent of the order of parameters."""
+    """Returns the optimizer state as ``<field>/<parameter name>`` -> tensor, independent of the order of
+    parameters."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for field, value in optimizer.state.get(parameter, {}).items():
@@ -216,10 +217,10 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restores what ``optimizer_tensors`` returned.
+    """Restores the state returned by ``optimizer_tensors``.
 
     Raises:
-        CheckpointError: state is missing for a trained parameter, or is there for another one.
+        CheckpointError: a trained parameter has no state, or another parameter has one.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     by_name: dict[str, dict[str, Tensor]] = {}

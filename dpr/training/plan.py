@@ -1,5 +1,5 @@
-"""The pools and steps of a run as functions of its settings, and a log of them with what is likely a
-mistake."""
+"""The global batches and steps of a run as functions of its settings, and a log of them with warnings of
+likely mistakes."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ SAMPLED_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The pools and steps of a run. ``accumulation`` pools of ``pool_size`` questions make an update."""
+    """The global batches (``pool`` in the code) and steps of a run. ``accumulation`` of them, of
+    ``pool_size`` questions each, make an update."""
 
     dataset: PoolDataset
     pool_size: int
     accumulation: int
     steps_per_epoch: int
     total_steps: int
-    """What the schedule is over."""
+    """Steps that the schedule covers."""
     last_step: int
-    """Where this start ends."""
+    """Step at which this start ends."""
 
     def num_texts(self) -> int:
-        """How many texts all steps encode, about."""
+        """Returns the approximate number of texts that all steps encode."""
         negatives, _ = negatives_per_question(self.dataset.sources, self.dataset.collator)
         return self.total_steps * self.accumulation * self.pool_size * (2 + negatives)
 
     def order_from(self, step: int) -> Iterator[tuple[int, int]]:
-        """The pools of update ``step`` (counted from 0) and of all after it."""
+        """Yields the global batches of update ``step`` (counted from 0) and of all later ones."""
         for later in range(step, self.last_step):
             yield from self.pools_of(later)
 
     def pools_of(self, step: int) -> list[tuple[int, int]]:
-        """(epoch, pool) of each pool of update ``step`` (counted from 0), as the data set takes them."""
+        """Returns (epoch, number) of each global batch of update ``step`` (counted from 0), as the data set
+        takes them."""
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
         first = in_epoch * self.accumulation
         return [(epoch, first + number) for number in range(self.accumulation)]
@@ -58,18 +60,19 @@ class Plan:
 def make_plan(
     sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks
 ) -> Plan:
-    """The train sets cut into pools of ``pool_size`` questions, as this rank sees them, and the steps that
-    they make. Where no set fills a pool, a pool is as large as the smallest, but for what does not divide among
-    the ranks.
+    """Returns the plan: the train sets cut into global batches of ``pool_size`` questions, as this rank sees
+    them, and the resulting steps. If no set has that many rows, a global batch has the rows of the smallest
+    set, rounded down to a multiple of the ranks.
 
     Raises:
-        ConfigError: an epoch has fewer pools than an update takes, or a set fewer rows than there are ranks.
+        ConfigError: an epoch has fewer global batches than an update takes, or a set has fewer rows than
+            there are ranks.
     """
     train = settings.train
     rows = [len(source) for source, _ in sets]
     whole = [sum(rows)] if train.sampling.mixed else rows
     fitting = min(whole) // ranks.world_size * ranks.world_size
-    # With rates, rows may fill a pool by being there several times.
+    # With rates, rows may fill a global batch by occurring several times.
     if fitting and max(whole) < pool_size and settings.train_sampling_rates is None:
         logger.info("all training rows make a batch of %d questions, fewer than %d", fitting, pool_size)
         pool_size = fitting
@@ -103,7 +106,7 @@ def make_plan(
 
 
 def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSettings) -> None:
-    """Refuses an objective that learns from a teacher where no passage of any set has its score.
+    """Refuses an objective that learns from teacher scores if no passage of any set has one.
 
     Raises:
         ConfigError: names the settings.
@@ -112,7 +115,7 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
     if not loss.uses_teacher_scores:
         return
     for source in sets:
-        # Rows spread over the set first: all of them are read only where hardly any has a score.
+        # Rows spread over the set come first. All rows are read only if hardly any has a score.
         size = len(source)
         for row in (*range(0, size, max(1, size // SAMPLED_ROWS)), *range(size)):
             sample = source[row]
@@ -128,8 +131,8 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
 
 
 def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num_ranks: int) -> None:
-    """Logs pools, negatives and steps; warns of settings with which the model would learn little or
-    nothing."""
+    """Logs global batch, negatives and steps, and warns of settings with which the model would learn little
+    or nothing."""
     dataset = plan.dataset
     if len(dataset.sources) > 1:
         laps = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
@@ -171,10 +174,10 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
             plan.pool_size,
         )
     if model.settings.normalize and not model.options.learn_temperature:
-        # Of a perfect model: similarity 1 with the right context, 0 with each of the others.
+        # Loss of a perfect model, with similarity 1 to the right context and 0 to all others.
         temperature = float(model.temperature)
         least = math.log1p((num_contexts - 1) * math.exp(-1 / temperature))
-        if least > math.log(num_contexts) / 3:  # of what chance gives
+        if least > math.log(num_contexts) / 3:  # a third of the loss of chance
             logger.warning(
                 "encoder.normalize=true with loss.temperature=%g: similarities lie between -1 and 1, so the"
                 " loss stays near %.2f even for a good model; set loss.temperature=0.05, or"
@@ -185,8 +188,8 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
 
 
 def negatives_per_question(sources: Sequence[SampleSource], collator: Collator) -> tuple[int, bool]:
-    """The most negatives that any row gives, and whether any row has hard ones, among rows spread over each
-    set."""
+    """Returns the largest number of negatives of any row, and whether any row has hard negatives, among rows
+    spread over each set."""
     most = 0
     has_hard = False
     for source in sources:

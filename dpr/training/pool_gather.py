@@ -1,22 +1,21 @@
-"""The pool of a micro-batch: what the loss needs of all ranks, gathered while this rank computes.
+"""The global batch of a micro-batch (``pool`` in the code): the inputs that the loss needs from all ranks,
+gathered while this rank computes.
 
-1. Before the towers run, the facts that do not depend on them are sent: judgement ids and validity of the
-   slots, one tensor on the host; and the known positives of the questions, if the loss needs them, once the
-   ranks have agreed on their shape.
-2. The context vectors are sent when the context tower is done, while the question tower runs.
-3. The question vectors are sent after both, if the loss needs them.
-4. The host waits for the facts and finds the candidates while a GPU is still busy with the towers; an
-   asynchronous copy moves the index tensors to the device. Then the loss waits for the vectors, on the
-   device.
+1. Before the towers run, the facts that do not depend on them are sent. They are the judgement ids and the
+validity of the slots, one tensor on the host. If the loss needs them, the known positives of the questions
+follow, once the ranks have agreed on their shape. 2. The context vectors are sent when the context tower is
+done, while the question tower runs. 3. The question vectors are sent after both, if the loss needs them. 4.
+The host waits for the facts and finds the candidates while a GPU is still busy with the towers. An
+asynchronous copy moves the index tensors to the device. Then the loss waits for the vectors, on the device.
 5. Backward starts the sums of gradients over ranks first, those of the questions before those of the
-   contexts; the backward of the question tower runs while those of the contexts travel (``start_gather``).
+contexts. The backward of the question tower runs while those of the contexts are sent (``start_gather``).
 
 These collectives and those of data-parallel training would deadlock if two ranks started them in different
-orders. They cannot: all ranks run the same program (a pool's ``encoder_type`` is that of all ranks, N is
-equal by construction, and which towers are trained and what the loss needs are settings), forward starts 1 to
-3 at the same place in it, and backward visits a graph of the same form in the reverse order of its making, so
-5 comes before the gradients of any tower. Facts travel between hosts (gloo) and vectors between GPUs (NCCL),
-so these two do not interfere.
+orders. They cannot, because all ranks run the same program: the ``encoder_type`` of a global batch is that of
+all ranks, N is equal by construction, and which towers are trained and what the loss needs are settings.
+Forward starts 1 to 3 at the same place in it. Backward visits a graph of the same form in the reverse order
+of its making, so 5 comes before the gradients of any tower. Facts are sent between hosts (gloo) and vectors
+between GPUs (NCCL), so these two do not interfere.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, Loss, Pool
 
 
 class PoolGather:
-    """Joins the N context slots of every rank into the pool of M = W*N, in rank order; with one rank the
-    identity.
+    """Joins the N context slots of every rank into the M = W*N slots of the global batch, in rank order. With
+    one rank it is the identity.
 
-    The constructor does step 1, ``start`` or ``send`` step 2, ``pool`` the rest; each is called once a
+    The constructor does step 1, ``start`` or ``send`` step 2, ``pool`` the rest. Each is called once per
     micro-batch, in this order. Gradients pass through: backward sums over ranks and returns this rank's rows
-    (docs/numerics.md, section 2). What ``loss.needs`` does not name is not gathered. Replaces DPR's gather of
-    pickled vectors.
+    (docs/numerics.md, section 2). Inputs that ``loss.needs`` does not name are not gathered. Replaces DPR's
+    gather of pickled vectors.
     """
 
     def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
@@ -55,17 +54,17 @@ class PoolGather:
         self._vectors: Callable[[], Tensor] | None = None
 
     def start(self, contexts: Tensor) -> None:
-        """Spreads the vectors of this rank's distinct contexts (C, D) over the slots (N, D) that list them,
-        and sends them."""
+        """Copies the vectors of this rank's distinct contexts (C, D) to the slots (N, D) that list them, and
+        sends them."""
         self.send(self.spread(contexts))
 
     def spread(self, contexts: Tensor) -> Tensor:
-        """(C, D) -> (N, D)."""
+        """Returns the vectors of the slots (N, D) from those of the distinct contexts (C, D)."""
         return contexts[self._batch.context_row]
 
     def fold(self, slots: Tensor, num_contexts: int) -> Tensor:
-        """The gradient of ``spread``, (N, D) -> (C, D): of each context the sum over the slots that list
-        it."""
+        """Returns the gradient of ``spread``, (N, D) -> (C, D): for each context, the sum over the slots that
+        list it."""
         return slots.new_zeros(num_contexts, slots.shape[1]).index_put_(
             (self._batch.context_row,), slots, accumulate=True
         )
@@ -75,7 +74,7 @@ class PoolGather:
         self._vectors = self._sent(slots, CONTEXTS)
 
     def pool(self, questions: Tensor, temperature: Temperature) -> Pool:
-        """The pool of this rank's question vectors (B, D)."""
+        """Returns the global batch for this rank's question vectors (B, D)."""
         assert self._vectors is not None, "the vectors were not started"
         batch = self._batch
         pending = self._sent(questions, QUESTIONS)
@@ -85,14 +84,15 @@ class PoolGather:
         candidates = find_candidates(
             self._loss.candidates
             if CONTEXTS in self._loss.needs
-            else "dpr",  # what is distinct in a share depends on the ranks
+            else "dpr",  # which slots of a single rank are distinct depends on the number of ranks
             batch.positive_idx + own_contexts.start,
             metadata[:, 2].bool(),
             metadata[:, :2],
             batch.known_positive_ids,
             batch.known_positive_valid,
         ).to(questions.device)
-        # The order of waiting is the order of backward's collectives, reversed: equal on all ranks.
+        # Waiting in this order fixes the order of backward's collectives, which is the reverse: equal on all
+        # ranks.
         contexts = self._vectors()
         all_questions = pending()
         self._vectors = None  # the caller may free them before this object
@@ -109,8 +109,8 @@ class PoolGather:
         )
 
     def _known_positives(self) -> Tensor:
-        """Identities and validity of this rank's known positives, (B, K, 3), with the K of the rank that has
-        most."""
+        """Returns identities and validity of this rank's known positives, (B, K, 3), with the K of the rank
+        that has most."""
         batch = self._batch
         own = torch.cat(
             [batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2

@@ -1,4 +1,4 @@
-"""How far a run is, what callbacks see of it, and the moments of a run (``Callback``)."""
+"""Progress of a run, the run as callbacks see it, and the moments at which they are called (``Callback``)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CHECKPOINT_NAME = "dpr_biencoder"
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of the folder of a step's checkpoint."""
+    """Returns the name of the folder of a step's checkpoint."""
     return f"{CHECKPOINT_NAME}.step{step}"
 
 
 @dataclass
 class Progress:
-    """How far a run is. One integer decides the next batch, its negatives and its dropout."""
+    """Progress of a run. The next batch, its negatives and its dropout all follow from one integer."""
 
     step: int = 0
     """Optimizer updates done."""
@@ -40,18 +40,18 @@ class Progress:
     last_metrics: Metrics = field(default_factory=dict)
     """Metrics of the last validation."""
     start_metrics: Metrics = field(default_factory=dict)
-    """Metrics of step 0, and what stands beside them, where they were measured."""
+    """Metrics of step 0, if they were measured, and the baselines measured with them."""
     unlogged: list[float] = field(default_factory=list)
-    """Of a checkpoint between two log lines, the sums of the training metrics since the first of them."""
+    """Sums of the training metrics since the last log line, in a checkpoint between two log lines."""
     skipped: int = 0
-    """Of a checkpoint, how many updates were skipped."""
+    """Number of skipped updates, in a checkpoint."""
 
     def summary(self) -> dict[str, Any]:
-        """What ``metrics.json`` holds: the metrics of the last validation, and the best."""
+        """Returns the content of ``metrics.json``: the metrics of the last validation, and the best."""
         return {"step": self.step, **self.last_metrics, **self.best()}
 
     def best(self) -> dict[str, Any]:
-        """The fields of the best checkpoint."""
+        """Returns the fields of the best checkpoint."""
         return {
             "best_metric": self.best_metric,
             "best_value": self.best_value,
@@ -59,12 +59,12 @@ class Progress:
         }
 
     def forget_best(self) -> None:
-        """Lets the best be chosen anew."""
+        """Forgets the best checkpoint, so that it is chosen again."""
         self.best_metric = self.best_value = self.best_checkpoint = None
 
     def is_improved_by(self, metric: str, value: float, *, highest: bool = False) -> bool:
-        """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts
-        over."""
+        """Returns whether ``value`` is the best so far: the lowest, or the highest. Another metric than
+        before starts over."""
         if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):
             return True
         return value > self.best_value if highest else value < self.best_value
@@ -80,12 +80,12 @@ class StoredRun:
 
 
 class Run(Protocol):
-    """A training run as callbacks see it. ``Trainer`` is the one that trains.
+    """A training run as callbacks see it. ``Trainer`` is the class that trains.
 
-    It promises: all ranks are at the same moment of the same step; ``progress`` counts the updates that are
-    done; ``results``, ``grad_norm`` and ``learning_rate`` are those of the last update. A callback may read
-    all of it and change the model's weights or gradients; everything else it changes through the methods. A
-    method that all ranks must call, at the same point, says so.
+    It promises that all ranks are at the same moment of the same step. ``progress`` counts the updates that
+    are done. ``results``, ``grad_norm`` and ``learning_rate`` are those of the last update. A callback may
+    read all of it and change the model's weights or gradients; it changes everything else through the
+    methods. A method that all ranks must call, at the same point, says so.
     """
 
     model: BiEncoder
@@ -101,33 +101,33 @@ class Run(Protocol):
     steps_per_epoch: int
     plan: Plan
     total_steps: int
-    """What the schedule is over."""
+    """Steps that the schedule covers."""
     last_step: int
-    """Where this start ends: ``total_steps``, or earlier with ``train.stop_at_epoch``."""
+    """Step at which this start ends: ``total_steps``, or earlier with ``train.stop_at_epoch``."""
     validations: list[Validation]
     results: list[StepResult]
-    """Those of the last update's micro-batches on this rank."""
+    """Results of the last update's micro-batches on this rank."""
     learning_rate: float
     grad_norm: Tensor
-    """Norm () of the last update's gradient before clipping, on the device: reading it waits for the
+    """Norm () of the last update's gradient before clipping, on the device. Reading it waits for the
     device."""
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in
-        ``TrainingMetrics.take``."""
+        """Returns the training metrics of all ranks since the last call. All ranks call it together. ``peak``
+        is as in ``TrainingMetrics.take``."""
         ...
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
-        """The metric by which the best checkpoint is chosen, and whether more is better."""
+        """Returns the metric by which the best checkpoint is chosen, and whether higher values are better."""
         ...
 
     def validate(self) -> Metrics:
-        """Runs the validations that are due in this epoch, then chooses the best; {} if none is due. All
-        ranks call it together."""
+        """Runs the validations that are due in this epoch, then chooses the best checkpoint. Returns their
+        metrics, {} if none is due. All ranks call it together."""
         ...
 
     def save(self) -> Path | None:
-        """Writes a checkpoint; returns its folder, or None when the disk refused it. All ranks call it
+        """Writes a checkpoint. Returns its folder, or None if the disk refused it. All ranks call it
         together."""
         ...
 
@@ -142,72 +142,72 @@ class Run(Protocol):
 
 
 class Callback:
-    """Override the moments that you need; all methods do nothing here.
+    """Base class of callbacks, whose methods do nothing. Override the moments that you need.
 
-    Callbacks run in order, on every rank; what only one process should do asks ``run.ranks.is_main``. A
+    Callbacks run in order, on every rank. Work for one process only must check ``run.ranks.is_main``. A
     decision that may differ between ranks goes through ``run.request_stop``, on which the ranks agree.
     """
 
     @property
     def state_key(self) -> str:
-        """The name of its state in a checkpoint."""
+        """Returns the name of its state in a checkpoint."""
         return type(self).__name__
 
     def on_train_begin(self, run: Run) -> None:
-        """Before the first update; after resuming."""
+        """Is called before the first update, and after resuming."""
 
     def on_epoch_begin(self, run: Run) -> None:
-        """Before the first update that this process makes in an epoch: after resuming, that may be in the
-        middle of it."""
+        """Is called before the first update that this process makes in an epoch. After resuming, that may be
+        in the middle of it."""
 
     def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
-        """After the loss of each micro-batch of the coming step: what ``Loss`` is called with, without
-        gradient. Keep copies only; reading a value makes the host wait for the device."""
+        """Is called after the loss of each micro-batch of the coming step, with the arguments of ``Loss``,
+        without gradient. Keep copies only; reading a value makes the host wait for the device."""
 
     def needs_pool(self, run: Run) -> bool:
-        """Whether ``on_pool`` reads vectors of the coming micro-batch. Passages are not encoded where neither
-        it nor the loss does."""
+        """Returns whether ``on_pool`` reads vectors of the coming micro-batch. If neither it nor the loss
+        does, passages are not encoded."""
         return getattr(self.on_pool, "__func__", None) is not Callback.on_pool
 
     def on_before_optimizer_step(self, run: Run) -> None:
-        """The gradients of the whole update are there, unscaled and clipped."""
+        """Is called when the gradients of the whole update are complete, unscaled and clipped."""
 
     def on_after_optimizer_step(self, run: Run) -> None:
-        """The parameters are new, the gradients still there."""
+        """Is called when the parameters have changed and the gradients are still there."""
 
     def on_step_end(self, run: Run) -> None:
-        """After every update; ``run.progress.step`` updates are done."""
+        """Is called after every update; ``run.progress.step`` updates are done."""
 
     def on_epoch_end(self, run: Run) -> None:
-        """After the last update of an epoch and its ``on_step_end``, before the validation and the checkpoint
-        that are due then."""
+        """Is called after the last update of an epoch and its ``on_step_end``, before the validation and the
+        checkpoint that are due then."""
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
-        """Training metrics of all ranks since the last time; what is added to ``metrics`` reaches the
+        """Is called with the training metrics of all ranks since the last time. Metrics added here reach the
         callbacks that follow."""
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
-        """After a validation; its metrics, the same on all ranks."""
+        """Is called after a validation with its metrics, the same on all ranks."""
 
     def on_save(self, run: Run, folder: Path) -> None:
-        """After a checkpoint was written."""
+        """Is called after a checkpoint was written."""
 
     def on_train_end(self, run: Run) -> None:
-        """After the last update, validation and checkpoint."""
+        """Is called after the last update, validation and checkpoint."""
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Training ends with an error or an interruption, which is raised again after this. Other ranks may
-        be gone already."""
+        """Is called when training ends with an error or an interruption, which is raised again afterwards.
+        Other ranks may be gone already."""
 
     def content(self) -> Mapping[str, Any]:
-        """What decides the batches or the objective besides settings and train sets, as JSON, e.g. the
-        content of a file. A run can only be resumed with the same."""
+        """Returns what the batches or the objective depend on besides settings and train sets, as JSON, for
+        example the content of a file. A run can only be resumed with the same content."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know, as JSON; stored in every checkpoint (by rank 0), after all other
-        moments of its step."""
+        """Returns the state that a resumed run needs, as JSON. It is stored in every checkpoint (by rank 0),
+        after all other moments of its step."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned; before ``on_train_begin``."""
+        """Restores the state returned by ``state_dict``; is called before ``on_train_begin``."""

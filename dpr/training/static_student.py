@@ -1,8 +1,8 @@
-"""Static towers that learn a model's vectors of a corpus and of questions cut from it, without labels: what ``dpr
-adapt static=`` does.
+"""Static towers distilled from a model's vectors of a corpus and of questions cut from it, without labels:
+the method of ``dpr adapt static=``.
 
-The model encodes each text once, and the rows of a table are fitted to these vectors in seconds. A row begins as the
-vector of its token alone, weighted by how rare the token is in the corpus.
+The model encodes each text once, and the rows of a static embedding table are fitted to these vectors in
+seconds. A row begins as the vector of its token alone, weighted by how rare the token is in the corpus.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpr.training.linear_layer import draw_texts
 # Measured on eight collections (benchmarks/results/students.md).
 MOST_QUESTIONS = 10_000
 LEARNING_RATE = 0.2
-"""Of the rows, in units of the root mean square of the vectors' numbers."""
+"""Learning rate of the rows, in units of the root mean square of the vectors' numbers."""
 _RATE_OF_WEIGHTS = 0.01
 _EPOCHS = 10
 _LEAST_STEPS = 150
@@ -36,10 +36,11 @@ _BATCH_SIZE = 64
 def learn_static(
     model: BiEncoder, pairs: PseudoPairs, *, sides: str, most_questions: int = MOST_QUESTIONS, seed: int = 0
 ) -> BiEncoder:
-    """A model whose questions go through a table that has learned the vectors of ``model``, which is used up.
+    """Returns a model that encodes questions by a static embedding table distilled from the vectors of
+    ``model``. ``model`` itself is changed.
 
     Args:
-        sides: questions (passages keep the tower of ``model``), or both.
+        sides: ``questions``, so that passages keep the tower of ``model``; or ``both``.
 
     Raises:
         ConfigError: ``model`` has two towers or adapters, or is static.
@@ -71,12 +72,12 @@ def learn_static(
     for sequence in tokens[0]:
         with_token[np.unique(sequence)] += 1
     set_idf(pooling, TokenFrequencies(len(passages), with_token))
-    if not model.settings.normalize:  # else only the direction of a sum counts
+    if not model.settings.normalize:  # otherwise only the direction of a sum matters
         with torch.no_grad():
             seen = torch.tensor([token for sequence in tokens[0] for token in sequence])
             pooling.token_weights.div_(pooling.token_weights[seen].mean())
 
-    # More passes come nearer to the model's vectors, and find less.
+    # More passes come closer to the model's vectors, but retrieve worse.
     scale = float(taught[0].square().mean().sqrt())
     optimizers = [
         torch.optim.SparseAdam([rows], lr=LEARNING_RATE * scale),
@@ -117,7 +118,7 @@ def learn_static(
 
 
 def batches_of(num_texts: int, num_steps: int, draws: torch.Generator) -> list[list[int]]:
-    """Rows of texts, in an order that changes with each pass over them."""
+    """Returns the rows of the texts of each step, in an order that changes with each pass over them."""
     order: list[int] = []
     while len(order) < num_steps * _BATCH_SIZE:
         order += torch.randperm(num_texts, generator=draws).tolist()

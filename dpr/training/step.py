@@ -1,4 +1,4 @@
-"""What one batch means: forward through both towers, candidates of all ranks, loss, backward."""
+"""One batch of training: forward through both towers, candidates of all ranks, loss, backward."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OnPool = Callable[[Tensor, Pool, BiEncoderBatch], None]
 
 
 class Step(ABC):
-    """One micro-batch. Adds its gradient to the parameters. ``on_pool`` is called with what the loss was
-    called with, without gradient."""
+    """One micro-batch, which adds its gradient to the parameters. ``on_pool`` is called with the arguments of
+    the loss, without gradient."""
 
     on_pool: OnPool | None = None
 
@@ -41,7 +41,8 @@ class Step(ABC):
 
     @abstractmethod
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
-        """``num_pools`` pools make up the optimizer step; gradients are averaged over ranks with the last."""
+        """Takes one of the ``num_pools`` micro-batches of an optimizer step. With the last, gradients are
+        averaged over ranks."""
 
 
 def pool_loss(
@@ -52,7 +53,8 @@ def pool_loss(
     temperature: Temperature,
     on_pool: OnPool | None,
 ) -> LossResult:
-    """The loss of this rank's question vectors (B, D) in the pool that all ranks make up.
+    """Returns the loss of this rank's question vectors (B, D) in the global batch of all ranks (``pool`` in
+    the code).
 
     Raises:
         ConfigError: a user-defined loss does not return one loss for each question.
@@ -78,17 +80,17 @@ def pool_loss(
 
 
 def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -> Tensor:
-    """What this rank differentiates: W / Q times the weighted sum over its questions, divided by the step's
-    pools.
+    """Returns the scalar that this rank differentiates: W / Q times the weighted sum over its questions,
+    divided by the step's number of global batches.
 
-    The pool has Q = W * B questions; W / Q = 1 / B makes the mean over ranks the gradient of the pool's
+    The global batch has Q = W * B questions. W / Q = 1 / B makes the mean over ranks the gradient of its
     weighted mean.
     """
     return (result.losses * batch.loss_weights.to(result.losses.dtype)).sum() * (1 / (len(batch) * num_pools))
 
 
 class DirectStep(Step):
-    """Both towers at once, the whole batch in one forward."""
+    """A step with both towers at once, the whole batch in one forward."""
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)

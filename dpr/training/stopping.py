@@ -15,18 +15,18 @@ from dpr.core.stopping import StopSignals
 
 logger = get_logger(__name__)
 
-# Above every signal's number: a run that a callback ends is done, and a signal at the same step has nothing
-# to add.
+# Above every signal's number: a run that a callback ends is finished, and a signal at the same step changes
+# nothing.
 _BY_CALLBACK = 1000
 
-# A loss scale of 2^16 may have to be halved this often before fp16 gradients fit; that is how it starts, not
+# A loss scale of 2^16 may have to be halved this often before fp16 gradients fit. This is a normal start, not
 # a failure.
 _HALVINGS_OF_THE_SCALE = 16
 
 
 class StopAgreement:
-    """Requests to end a run early, from signals and callbacks, and the one question to all ranks whether any
-    of them has one."""
+    """Requests to end a run early, from signals and callbacks, and the agreement of all ranks on whether
+    there is one."""
 
     def __init__(self) -> None:
         self.signals = StopSignals()
@@ -39,10 +39,11 @@ class StopAgreement:
         self._reason = self._reason or reason
 
     def reached(self, step: int) -> bool:
-        """Whether any rank has a request; all ranks must call it at the same point. Once true, it stays true.
+        """Returns whether any rank has a request. All ranks must call it at the same point. Once true, it
+        stays true.
 
-        Eight bytes from CPU to CPU; on a GPU the host is a step ahead of the device, so the step under way
-        hides the wait.
+        It sends eight bytes from CPU to CPU. On a GPU the host is a step ahead of the device, so the step
+        under way hides the wait.
         """
         if not self._agreed:
             self._agreed = largest_over_ranks(
@@ -54,17 +55,17 @@ class StopAgreement:
 
     @property
     def signal(self) -> int:
-        """The number of the signal that all ranks stop for; 0 if there was none, or if a callback has ended
-        the run."""
+        """Returns the number of the signal that all ranks stop for; 0 if there was none, or if a callback has
+        ended the run."""
         return 0 if self._agreed == _BY_CALLBACK else self._agreed
 
 
 class FiniteGuard:
     """Skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a row.
 
-    The norm is that of the gradient summed over ranks, so all ranks see the same norm and decide alike
-    without communication. The decision stays on the device: the fused optimizer reads it there. On CUDA the
-    host reads the counts one step later, when they have arrived, so it never waits for the step under way.
+    The norm is that of the gradient summed over ranks, so all ranks see the same norm and agree without
+    communication. The decision stays on the device, where the fused optimizer reads it. On CUDA the host
+    reads the counts one step later, when they have arrived, so it never waits for the step under way.
     """
 
     def __init__(self, device: torch.device, *, most_in_row: int = 5, has_loss_scale: bool = False) -> None:
@@ -77,14 +78,14 @@ class FiniteGuard:
         self.begin(0)
 
     def begin(self, num_skipped: int) -> None:
-        """Goes on from a checkpoint's number of skipped updates."""
-        # in a row, in all
+        """Continues from a checkpoint's number of skipped updates."""
+        # skipped in a row, skipped in total
         self._counts = torch.tensor([0, num_skipped], dtype=torch.int32, device=self._device)
         self._on_host.copy_(self._counts)
         self._reported = num_skipped
 
     def check(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-        """Has ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is
+        """Makes ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is
         NaN or infinite. The norm of a finite gradient may be infinite, which a loss scaler does not see."""
         is_bad = ~torch.isfinite(grad_norm)
         in_row, in_all = self._counts.unbind()
@@ -101,7 +102,7 @@ class FiniteGuard:
             optimizer.register_step_pre_hook(add_to_found)
 
     def stop_if_hopeless(self, step: int) -> None:
-        """After the update: warns of skipped ones.
+        """Warns of skipped updates; is called after each update.
 
         Raises:
             DivergedError: too many updates in a row were skipped; on all ranks alike.
@@ -110,7 +111,7 @@ class FiniteGuard:
             self._on_host.copy_(self._counts)
         else:
             self._arrived.synchronize()
-            step -= 1  # the counts are those after the update before this one
+            step -= 1  # the counts are those after the previous update
         in_row, in_all = self._on_host.tolist()
         if in_all > self._reported and not self._has_loss_scale:
             logger.warning(

@@ -1,5 +1,5 @@
-"""Vectors of other models that training reads: those of a teacher, which is a model or stored vectors
-(``loss.teacher``), and those of a guide (``loss.guide``)."""
+"""Vectors of other models that training reads: those of a teacher, either a model or stored vectors
+(``loss.teacher``), and those of a false-negative filter (``loss.guide``)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from dpr.storage.durable import read_manifest
 
 
 def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str]) -> Teacher:
-    """The teacher that ``loss.teacher`` names: a model, or shards of vectors by path, pattern or a list of
-    these.
+    """Returns the teacher that ``loss.teacher`` names: a model, or shards of vectors by path, pattern or a
+    list of these.
 
     Raises:
-        ConfigError: nothing could learn from it.
+        ConfigError: there is no model that could learn from it, or the model never could.
         InputError: the shards cannot be read, or do not fit together.
     """
     if model is None:
@@ -42,7 +42,7 @@ def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str])
 
 
 def _decide_vectors(model: BiEncoder) -> dict[str, Any]:
-    """What a model and its teacher must have in common."""
+    """Returns the properties that a model and its teacher must have in common."""
     return {
         "tokenizer": model.tensorizer.vocabulary_fingerprint,
         "number of dimensions": model.dimension,
@@ -52,12 +52,12 @@ def _decide_vectors(model: BiEncoder) -> dict[str, Any]:
 
 
 class ModelTeacher:
-    """Encodes what the model in training encodes, token by token the same, without gradient, dropout and
-    autocast.
+    """Teacher that encodes the same texts as the model in training, token by token, without gradient, dropout
+    and autocast.
 
     Raises:
-        ConfigError: a vector of the model in training could never be the teacher's: another tokenizer, width,
-        prompt or normalisation.
+        ConfigError: no vector of the model in training could ever equal the teacher's, because of another
+            tokenizer, width, prompt or normalisation, or a longer limit of tokens.
     """
 
     def __init__(self, folder: str, model: BiEncoder) -> None:
@@ -86,18 +86,18 @@ class ModelTeacher:
                 )
 
     def questions(self, batch: BiEncoderBatch) -> Tensor:
-        """Of each question the vector (B, D)."""
+        """Returns the vectors (B, D) of the questions."""
         return self._teacher.encode_batch(batch.questions, encoder_type=batch.encoder_type or "question")
 
     def slots(self, batch: BiEncoderBatch) -> Tensor:
-        """Of each context slot the vector (N, D) of its passage."""
+        """Returns the vectors (N, D) of the passages in context slots."""
         contexts = self._teacher.encode_batch(batch.contexts, encoder_type=batch.encoder_type or "ctx")
         return contexts[batch.context_row]
 
 
 def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting: str) -> StoredVectors:
-    """The vectors that a setting names, which stay in the mapped files, by the identities of their passages
-    within each of ``namespaces``.
+    """Returns the vectors that a setting names, by the identities of their passages within each of
+    ``namespaces``. The vectors stay in the mapped files.
 
     Raises:
         InputError: the shards cannot be read, are not as they were written, or do not fit together.
@@ -125,8 +125,8 @@ def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting:
 
 
 class StoredTeacher:
-    """Stored vectors that passages learn, whatever model made them. ``namespaces`` are the names of the data
-    sets, by their numbers.
+    """Teacher of stored passage vectors, from any model. ``namespaces`` are the names of the data sets, by
+    their numbers.
 
     Raises:
         ConfigError: no passage of the model in training could ever have such a vector.
@@ -156,7 +156,7 @@ class StoredTeacher:
             )
 
     def slots(self, batch: BiEncoderBatch) -> Tensor:
-        """Of each context slot its passage's vector (N, D); zeros where it only pads.
+        """Returns the vectors (N, D) of the passages in context slots; zeros for padding.
 
         Raises:
             InputError: a passage has none.
@@ -176,4 +176,4 @@ class StoredTeacher:
         return on_device(torch.from_numpy(vectors), batch.context_row.device)
 
     def questions(self, batch: BiEncoderBatch) -> None:
-        """It has no vectors of questions."""
+        """Returns None: there are no vectors of questions."""
