@@ -103,7 +103,7 @@ def check_metric_names(
 
 
 class BiEncoderTrainer(Trainer):
-    """Trains a bi-encoder on one or several ranks, with the default callbacks and those named in its
+    """Trainer of a bi-encoder on one or several ranks, with the default callbacks and those named in its
     settings. Call ``train()``.
 
     ``train_sets`` and ``dev_sets`` are one data set or a list. A data set is anything that

@@ -243,7 +243,7 @@ class CheckpointFolder:
 
     @staticmethod
     def read_state(folder: Path) -> tuple[Progress, dict[str, Any]]:
-        """Progress and identity as stored."""
+        """Returns progress and identity as stored."""
         state = read_json(folder / checkpoints.STATE_FILE)
         try:
             progress = Progress(**state["progress"])

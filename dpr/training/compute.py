@@ -91,7 +91,7 @@ def sharded_towers(model: nn.Module) -> list[Encoder]:
 
 @contextmanager
 def averaging(model: nn.Module, *, is_last: bool) -> Iterator[None]:
-    """Returns a block for the backward of a micro-batch. Gradients add up on each rank; with the last
+    """Opens a block for the backward of a micro-batch. Gradients add up on each rank; with the last
     micro-batch of an update, their sum is averaged over ranks."""
     with model.no_sync() if isinstance(model, DistributedDataParallel) and not is_last else nullcontext():
         set_reduction(model, is_last)
@@ -178,7 +178,7 @@ def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Returns a block in evaluation mode, which draws no random number and changes no running mean."""
+    """Opens a block in evaluation mode, which draws no random number and changes no running mean."""
     was_training = model.training
     model.eval()
     try:
@@ -231,7 +231,7 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
 
     tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
     tokens = trial_tokens(model, length)
-    if is_static(tower.backbone):  # its graph grows with the number of distinct tokens, so use as many as possible
+    if is_static(tower.backbone):  # its graph grows with the distinct tokens
         distinct = torch.arange(2 * length, device=model.device) % int(tower.config.vocab_size)
         tokens = TokenBatch(distinct, tokens.lengths, tokens.position)
     model.train()

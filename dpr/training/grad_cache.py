@@ -173,7 +173,7 @@ class CachedStep(Step):
 
     @contextmanager
     def _sparse_word_gradients(self) -> Iterator[None]:
-        """Returns a block in which, on a CPU, the words of a chunk add to their rows of the word table's
+        """Opens a block in which, on a CPU, the words of a chunk add to their rows of the word table's
         gradient instead of filling a table for each chunk.
 
         On a GPU filling a table takes no time, and the order of additions does not change.

@@ -49,10 +49,10 @@ def add_fitted_layer(
 ) -> None:
     """Puts a layer fitted to the passages of ``pairs`` behind the vectors of both towers.
 
-    Large corpora are sampled: at most ``MOST_PASSAGES`` passages are encoded, by the model as it was.
+    Large corpora are sampled: at most ``MOST_PASSAGES`` passages are encoded, by the unchanged model.
 
     Raises:
-        ConfigError: the model's vectors do not come from a linear layer or a pooling alone.
+        ConfigError: the model's vectors go through an activation, or its questions through a static table.
         InputError: the corpus has no passages to cut questions from.
     """
     if model.settings.projection_activation != "none" or model.settings.static_questions:

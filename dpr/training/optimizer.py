@@ -160,8 +160,8 @@ class RowAdamW(torch.optim.AdamW):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """A block in which the model has the means. State that is restored in it is that of a model that had
-        them too."""
+        """Opens a block in which the model has the averaged weights. State restored inside it must be that of
+        a model that had them too."""
         self.swap()
         try:
             yield

@@ -32,8 +32,8 @@ from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, Loss, Pool
 
 
 class PoolGather:
-    """Joins the N context slots of every rank into the M = W*N slots of the global batch, in rank order. With
-    one rank it is the identity.
+    """Gather of the N context slots of every rank into the M = W*N slots of the global batch, in rank order.
+    With one rank it is the identity.
 
     The constructor does step 1, ``start`` or ``send`` step 2, ``pool`` the rest. Each is called once per
     micro-batch, in this order. Gradients pass through: backward sums over ranks and returns this rank's rows

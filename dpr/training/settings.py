@@ -1,5 +1,5 @@
-"""Settings of a training run. They are the nodes ``train`` and ``loss`` of the configuration, and what the
-trainer takes from Python."""
+"""Settings of a training run: the nodes ``train`` and ``loss`` of the configuration, and the settings that
+the trainer takes from Python."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _ARGUMENTS = ("train_sets", "dev_sets", "settings", "model")  # of BiEncoderTrai
 
 @dataclass
 class LossSettings(ObjectiveSettings, TemperatureSettings):
-    """The objective: its terms, and what scores are compared with (docs/numerics.md)."""
+    """The objective: its terms, candidates and temperature (docs/numerics.md)."""
 
     name: Any = setting("nll", choices=("nll",), or_class=True, on_resume=IDENTITY)
-    """nll (the terms below, by default the negative log likelihood of the positive in its pool), or
+    """nll (the terms below, by default the negative log-likelihood of the positive in its global batch), or
     user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
-    """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts
-    as often as it appears. Absent = distinct, or dpr with compat=dpr."""
+    """distinct: a passage counts once per global batch and other known positives are masked; dpr: every slot
+    counts as often as it appears. Absent = distinct, or dpr with compat=dpr."""
 
     def check_together(self, prefix: str) -> None:
         if self.name != "nll" and (changed := self.changed()):
@@ -56,25 +56,25 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
 
 @dataclass
 class NegativeSettings(Settings):
-    """What the data give a pool besides positives, in training and in the validation by NLL."""
+    """Negatives that the data give a question, in training and in the validation by NLL."""
 
     hard_negatives: int = setting(1, unit="passages", least=0, on_resume=IDENTITY)
     """Hard negatives drawn for each question from those in the data."""
     other_negatives: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
-    """Negatives of the data's second list (negative_ctxs) drawn for each question."""
+    """Negatives drawn for each question from the data's second list (negative_ctxs)."""
 
 
 @dataclass
 class BatchSettings(Settings):
-    """What a pool is made of, how batches reach the model, and how long a run is."""
+    """Composition of global batches, loading of batches, and length of a run."""
 
     batch_size: int = setting(32, unit="questions", least=1, on_resume=WARNED)
     """Questions per step and rank."""
     global_batch_size: int = setting(0, unit="questions", least=0, on_resume=IDENTITY)
-    """Questions per pool over all ranks; 0 = batch_size x ranks of the first start. Kept when a run is
-    resumed on other ranks."""
+    """Questions per global batch over all ranks; 0 = batch_size x ranks of the first start. Kept when a run
+    is resumed on other ranks."""
     gradient_accumulation_steps: int = setting(1, unit="pools", least=1, on_resume=IDENTITY)
-    """Pools per optimizer step. Does not enlarge the pool of negatives."""
+    """Global batches per optimizer step. Does not add negatives to a question."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
     augment: Augmentation = field(default_factory=Augmentation)
@@ -82,9 +82,9 @@ class BatchSettings(Settings):
     num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=WARNED)
     """Passes over the training data."""
     max_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
-    """Stop after this many optimizer steps, whatever the epochs; 0 = epochs decide."""
+    """Stop after this many optimizer steps; 0 = after num_train_epochs."""
     stop_at_epoch: int = setting(0, unit="epochs", least=0, on_resume=START)
-    """Stop after this epoch on the full schedule; the same command without it goes on. 0 = at the end."""
+    """Stop after this epoch of the full schedule; the same command without it continues. 0 = at the end."""
 
 
 @dataclass
@@ -92,31 +92,31 @@ class OptimizerSettings(Settings):
     """AdamW and its learning-rate schedule."""
 
     learning_rate: float = setting(2e-5, least=0, on_resume=UPDATES)
-    """The highest learning rate, reached at the end of the warm-up."""
+    """Highest learning rate, reached at the end of the warm-up."""
     embedding_lr_factor: float = setting(1.0, least=0, on_resume=UPDATES)
-    """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
+    """Factor of the learning rate of the token embedding table; above 1 helps models trained from scratch."""
     lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=UPDATES)
     """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never
     below 1e-7 of the rate."""
     warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=UPDATES)
-    """Optimizer steps over which the learning rate rises to its full value; absent = a tenth
-    of the run's steps."""
+    """Optimizer steps over which the learning rate rises to its full value; absent = a tenth of the run's
+    steps."""
     weight_decay: float = setting(0.0, least=0, on_resume=UPDATES)
-    """Not applied to biases and normalisation weights."""
+    """AdamW's weight decay, not applied to biases and normalisation weights."""
     adam_eps: float = setting(1e-8, least=1e-30, on_resume=UPDATES)
-    """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would
+    """AdamW's epsilon, added to the root of the mean squared gradient. One that float32 rounds to 0 would
     make NaN of weights whose gradient is 0."""
     adam_betas: str = setting("(0.9, 0.999)", on_resume=UPDATES)
-    """A string, as in DPR: two numbers in brackets."""
+    """AdamW's betas, a string as in DPR: two numbers in brackets."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=UPDATES)
-    """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
+    """Norm to which the gradient of an optimizer step is scaled down; 0 = no clipping."""
     ema_decay: float = setting(0.0, least=0, below=1, on_resume=UPDATES)
-    """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each
-    counts ema_decay times as much as the next (0.999: about the last thousand); training goes on from the
+    """Above 0, validate and save an exponential moving average (EMA) of the weights, in which each update
+    weighs ema_decay times as much as the next (0.999: about the last thousand). Training continues from the
     weights themselves (docs/training.md)."""
 
     def betas(self) -> tuple[float, float]:
-        """``adam_betas`` as two numbers."""
+        """Returns ``adam_betas`` as two numbers."""
         parts = self.adam_betas.strip().strip("()[]").split(",")
         try:
             first, second = (float(part) for part in parts)
@@ -129,7 +129,7 @@ class OptimizerSettings(Settings):
         return first, second
 
     def warmup(self, total_steps: int) -> int:
-        """The steps of the warm-up in a run of ``total_steps``."""
+        """Returns the number of warm-up steps in a run of ``total_steps``."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return round(WARMUP_SHARE * total_steps)
@@ -137,7 +137,7 @@ class OptimizerSettings(Settings):
 
 @dataclass
 class ComputeSettings(Settings):
-    """How the arithmetic is done."""
+    """Memory and reproducibility of the computation."""
 
     gradient_checkpointing: bool = setting(False, on_resume=WARNED)
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the
@@ -145,17 +145,17 @@ class ComputeSettings(Settings):
     deterministic: bool = setting(False, on_resume=WARNED)
     """Refuse operations whose result may differ from run to run on the same device; slower on a GPU."""
     grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=WARNED)
-    """Hold the graphs of so many tokens at most and encode the rest twice: pools of any size, same gradient;
-    0 = whole batches."""
+    """Keep the graphs of at most this many tokens and encode the rest twice: global batches of any size, same
+    gradient; 0 = whole batches."""
     sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=WARNED)
-    """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are
+    """fsdp2: each process has a part of the weights, gradients and optimizer state, and a layer's weights are
     joined while it computes. For models that do not fit into one GPU with their optimizer. none: each process
-    holds all of them."""
+    has all of them."""
 
 
 @dataclass
 class EarlyStoppingSettings(Settings):
-    """Ends a run that has stopped getting better."""
+    """Early end of a run that no longer improves."""
 
     patience: int = setting(0, unit="validations", least=0, on_resume=WARNED)
     """Validations in a row without an improvement after which the run ends; 0 = never."""
@@ -163,24 +163,24 @@ class EarlyStoppingSettings(Settings):
 
 @dataclass
 class Periods(Settings):
-    """What is done every so often, what is kept of it, and what is validated on."""
+    """Periods of logging, validation and saving, and the choice of the best checkpoint."""
 
     log_batch_step: int | None = setting(None, unit="steps", least=0, on_resume=NO_EFFECT)
-    """Optimizer steps between log lines; 0 = none, absent = 100, or in a short run a twentieth of it."""
+    """Optimizer steps between log lines; 0 = none, absent = 100, or a twentieth of a short run."""
     eval_per_epoch: int = setting(
         1,
         unit="validations",
         least=0,
         on_resume=WARNED,
     )
-    """Validations per epoch; 0 = none but those of eval_every_steps."""
+    """Validations per epoch; 0 = only those of eval_every_steps."""
     eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
-    """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
+    """Optimizer steps between validations, instead of eval_per_epoch; 0 = per epoch."""
     eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
-    """Validate before the first step too, and at the end compare with that; absent = where the run starts
-    from weights, unless it would encode more than a fifth of what training does."""
+    """Validate before the first step too, and compare with that at the end; absent = if the model has trained
+    weights, unless it would encode more than a fifth of what training does."""
     best_metric: str | None = setting(None, on_resume=WARNED)
-    """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
+    """Metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
     val_av_rank_start_epoch."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     keep: str = setting(
@@ -188,15 +188,15 @@ class Periods(Settings):
         choices=("best", "better"),
         on_resume=WARNED,
     )
-    """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no
-    checkpoint is ahead of it."""
+    """Model that a finished run opens as: best = its best checkpoint; better = the base model instead, if no
+    checkpoint is better."""
     callbacks: Any = setting(None, on_resume=WARNED)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them
     (docs/extending.md)."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
-    """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
+    """Optimizer steps between extra checkpoints; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
-    """Checkpoints kept besides the best one; 0 = all."""
+    """Newest checkpoints kept besides the best one; 0 = all."""
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -209,14 +209,14 @@ class DevSetSettings(Settings):
     """Validation over dev sets."""
 
     dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
-    """Questions per validation pool over all ranks."""
+    """Questions per validation batch over all ranks."""
     val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
-    """Hard negatives of each dev question in the average-rank pool."""
+    """Hard negatives of each dev question among the passages of the average rank."""
     val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
-    """Other negatives of each dev question in the average-rank pool."""
+    """Other negatives of each dev question among the passages of the average rank."""
     val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
-    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the
-    average rank."""
+    """Passages, and then questions, per forward pass of validation on dev sets, for the NLL and the average
+    rank."""
     val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
     """Dev questions used for the average rank, over all ranks."""
 
@@ -230,15 +230,15 @@ class TrainSettings(
     precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
     validation: Any = setting(None, on_resume=WARNED, path="input")
-    """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ...,
-    qrels: ...} searches a whole corpus (docs/training.md); user-defined ones are module:Class, or {use:
+    """Validations beside NLL and average rank, one or a list. {kind: retrieval, corpus: ..., questions: ...,
+    qrels: ...} searches a whole corpus (docs/training.md). User-defined ones are module:Class, or {use:
     module:Class, argument: value} (docs/extending.md)."""
     token_store: str = setting("auto", on_resume=NO_EFFECT, path="folder")
-    """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the
-    run sees less than half of the rows or is a dry run; off: texts are tokenised for every batch; anything
-    else: the folder to keep them in."""
+    """Store of the tokens of training and dev sets, written once and memory-mapped. auto: in the cache
+    folder, unless the run sees less than half of the rows or is a dry run; off: texts are tokenised for every
+    batch; else: the folder to keep them in."""
     dry_run: bool = setting(False, on_resume=NO_EFFECT)
-    """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes
+    """Do two steps and a validation, print memory, speed and the needs of the whole run, and end; writes
     nothing into output_dir."""
 
     def check_together(self, prefix: str) -> None:
@@ -253,39 +253,40 @@ class TrainSettings(
 
 @dataclass
 class TrainingSettings(Settings):
-    """The settings of a trainer."""
+    """Settings of a trainer."""
 
     model_file: str | None = setting(None, also=("model",), on_resume=MODEL, path="input")
-    """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers;
+    """Model to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers;
     original DPR checkpoint."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it
-    though data or order differ, or, of a finished run, the learning rate or another setting of the optimizer."""
+    even if the data or order differ, or, in a finished run, optimizer settings such as the learning rate."""
     compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent =
     this toolkit's rules."""
     seed: int = setting(12345, least=0, on_resume=IDENTITY)
-    """Decides the order of samples, which negatives are drawn, dropout and random weights."""
+    """Seed of the order of samples, of the drawn negatives, of dropout and of random weights."""
     train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY)
-    """One factor per train set, multiplies that set's pools per epoch; train.sampling has other ways."""
+    """One factor per train set, which multiplies its global batches per epoch; train.sampling has other
+    ways."""
     val_av_rank_start_epoch: int | None = setting(
         None,
         unit="epochs",
         least=0,
         on_resume=WARNED,
     )
-    """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always
+    """From this epoch (counted from 0), validation is the average rank; before it, the NLL. Absent = always
     the NLL."""
     train: TrainSettings = field(default_factory=TrainSettings)
     loss: LossSettings = field(default_factory=LossSettings)
 
     @classmethod
     def of(cls, base: TrainingSettings | None = None, **values: Any) -> TrainingSettings:
-        """``base``, or the defaults, with ``values`` for settings by their names alone, those of ``train``
-        and ``loss`` among them.
+        """Returns ``base``, or the defaults, changed by ``values``. Their names are those of settings alone,
+        including those of ``train`` and ``loss``.
 
         Raises:
-            ConfigError: there is no such setting, or ``base`` is none.
+            ConfigError: there is no such setting, or ``base`` is not of this class.
         """
         if not isinstance(base, cls | None):
             raise ConfigError(
@@ -313,20 +314,20 @@ class TrainingSettings(Settings):
         return self.compat == "dpr"
 
     def candidates(self) -> str:
-        """``loss.candidates``; where absent, as ``compat`` has it."""
+        """Returns ``loss.candidates``; if absent, the rule of ``compat``."""
         return self.loss.candidates or ("dpr" if self.as_dpr else "distinct")
 
     def lr_schedule(self) -> str:
-        """``train.lr_schedule``, with the original's linear one under ``compat``."""
+        """Returns ``train.lr_schedule``, or the original's linear schedule under ``compat``."""
         return "dpr" if self.as_dpr else self.train.lr_schedule
 
     def gradient_limit(self, num_ranks: int) -> float:
-        """``train.max_grad_norm`` for the exact gradient. The original's was that divided by the number of
-        processes."""
+        """Returns ``train.max_grad_norm`` for the exact gradient. The original clipped the gradient divided
+        by the number of processes."""
         return self.train.max_grad_norm * (num_ranks if self.as_dpr else 1)
 
     def uses_average_rank(self, epoch: int) -> bool:
-        """Whether a validation in ``epoch`` (counted from 0) computes the average rank."""
+        """Returns whether a validation in ``epoch`` (counted from 0) computes the average rank."""
         return self.val_av_rank_start_epoch is not None and epoch >= self.val_av_rank_start_epoch
 
     def check_together(self, prefix: str) -> None:
@@ -357,7 +358,7 @@ _OF_THE_MODEL = (
     "encoder.encoder_model_type",
     "encoder.pretrained",
 )
-"""What ``model_file`` brings."""
+"""Settings that ``model_file`` determines."""
 _OF_VALIDATIONS = (
     "early_stopping",
     "eval_at_start",
@@ -369,7 +370,7 @@ _OF_AVERAGE_RANK = ("val_av_rank_hard_neg", "val_av_rank_other_neg")
 
 @dataclass
 class TrackingConfig(Settings):
-    """Metrics for programs that show them; metrics.jsonl and report.html are written in any case."""
+    """Programs that show metrics; metrics.jsonl and report.html are written in any case."""
 
     tensorboard: bool = setting(False, on_resume=NO_EFFECT)
     """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
@@ -379,13 +380,13 @@ class TrackingConfig(Settings):
 
 @dataclass
 class RunConfig(Settings):
-    """The data sets and the output folder."""
+    """Data sets and output folder of a run."""
 
     train_datasets: Any = setting(None, on_resume=CONTENT, path="input")
     """One name or path, a glob, an entry such as {file: corpus.tsv, pairs: crops}, or a list of them; a name
     is a key of ``datasets``."""
     dev_datasets: Any = setting(None, on_resume=CONTENT, path="input")
-    """The sets to validate on, in the same way."""
+    """Sets to validate on, given in the same way."""
     output_dir: str | None = setting(None, also=("out",), on_resume=NO_EFFECT, path="folder")
     """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
 
@@ -405,21 +406,21 @@ dpr train train=biencoder_nq train_datasets=[nq_train] dev_datasets=[nq_dev] out
 dpr train model_file=runs/first dev_datasets=dev.json             # evaluates
 """
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
-    """One factor per train set, multiplies its loss."""
+    """One factor per train set, which multiplies its loss."""
     do_lower_case: bool | None = setting(None, on_resume=START)
-    """true or false: texts are lower-cased, and lose their accents, or not, in place of the rule of the
+    """true: texts are lower-cased and lose their accents; false: they do not. Replaces the rule of the
     tokenizer of a BERT vocabulary. Absent = the tokenizer's own."""
     special_tokens: list[str] | None = setting(None, on_resume=START)
-    """Put into the vocabulary's [unusedN] slots, in this order."""
+    """Tokens put into the vocabulary's [unusedN] slots, in this order."""
     rank_timeout_s: float = setting(300.0, unit="seconds", least=1, on_resume=NO_EFFECT)
-    """Seconds after which a process of the group that does not answer counts as lost."""
+    """Time without an answer after which a process of the group counts as lost."""
     encoder: TowerSettings = field(default_factory=TowerSettings)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     datasets: dict[str, Any] = setting(dict, entries=DataSetSettings, on_resume=CONTENT)
     """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
 
     def trailing_sep(self) -> bool:
-        """``encoder.dpr_trailing_sep`` of a new model; where absent, as ``compat`` has it."""
+        """Returns ``encoder.dpr_trailing_sep`` of a new model; if absent, the rule of ``compat``."""
         return self.as_dpr if self.encoder.dpr_trailing_sep is None else self.encoder.dpr_trailing_sep
 
     def unused(self) -> Iterator[str]:
@@ -474,7 +475,7 @@ dpr train model_file=runs/first dev_datasets=dev.json             # evaluates
 
 @dataclass
 class ExplainConfig(BiEncoderTrainConfig):
-    """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give
+    """Prints the content of one step of a training run: rows, drawn passages, masked passages, tokens. Takes
     the settings of the run."""
 
     FIRST = f"step questions {BiEncoderTrainConfig.FIRST}"
@@ -482,9 +483,9 @@ class ExplainConfig(BiEncoderTrainConfig):
 dpr explain step=1 train_datasets=train.json output_dir=runs/first
 """
     step: int = setting(1, least=1, on_resume=NO_EFFECT)
-    """The optimizer step, counted from 1 as in the log."""
+    """Number of the optimizer step, counted from 1 as in the log."""
     questions: int = setting(3, unit="questions", least=0, on_resume=NO_EFFECT)
-    """Questions shown of each pool; 0 = all."""
+    """Questions shown of each global batch; 0 = all."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)

@@ -61,7 +61,8 @@ class StopAgreement:
 
 
 class FiniteGuard:
-    """Skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a row.
+    """Guard that skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a
+    row.
 
     The norm is that of the gradient summed over ranks, so all ranks see the same norm and agree without
     communication. The decision stays on the device, where the fused optimizer reads it. On CUDA the host
@@ -133,5 +134,5 @@ class FiniteGuard:
 
     @property
     def num_skipped(self) -> int:
-        """Updates skipped so far; waits for the device."""
+        """Returns the number of updates skipped so far; waits for the device."""
         return int(self._counts[1])

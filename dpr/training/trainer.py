@@ -1,4 +1,4 @@
-"""The training loop: batches in, updates out, with everything periodic left to callbacks."""
+"""The training loop, from batches to updates. Everything periodic is left to callbacks."""
 
 from __future__ import annotations
 
@@ -55,17 +55,18 @@ from dpr.training.validations.protocol import (
 logger = get_logger(__name__)
 
 LARGE_LOSS = 1e6
-"""float32 resolves a larger loss to a tenth at best, which is more than a step gains."""
+"""Loss above which a warning is logged. float32 resolves a larger loss to a tenth at best, which is more than
+a step gains."""
 
 
 class Trainer(Run):
-    """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the methods
-    that callbacks may call.
+    """Trainer of a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the
+    methods that callbacks may call. Call ``train()``.
 
-    It knows no particular callback or validation: nothing is logged, validated or saved without a callback
-    that does it. ``BiEncoderTrainer`` puts them together from settings. ``train_sets`` and ``dev_sets`` are
-    open; the latter, which ``validations`` have, tell a resumed run whether its metrics can be compared.
-    ``config`` is what checkpoints keep for people to read. Call ``train()``.
+    It knows no particular callback or validation: nothing is logged, validated or saved unless a callback
+    does it. ``BiEncoderTrainer`` assembles them from settings. ``train_sets`` and ``dev_sets`` are open.
+    ``validations`` have the dev sets already; here they tell a resumed run whether its metrics can be
+    compared. ``config`` is stored in checkpoints for people to read.
 
     Raises:
         ConfigError: settings that do not fit the data.
@@ -95,7 +96,7 @@ class Trainer(Run):
     ) -> None:
         train = settings.train
         self.model = model
-        model.has_temperature = True  # with which it is trained from here on
+        model.has_temperature = True  # the temperature that it is trained with
         self.output_dir = output_dir
         self.settings = settings
         self.loss = loss
@@ -109,7 +110,7 @@ class Trainer(Run):
 
         sources = [source for source, _ in train_sets]
         require_teacher_scores(sources, settings)
-        # The size of the pools is that of the run found in the folder, if any, unless it is set.
+        # Global batches have the size of the run found in the folder, if any, unless it is set.
         stored_size = int(stored_value(output_dir, settings, "train.global_batch_size"))
         pool_size = train.global_batch_size or stored_size or train.batch_size * self.ranks.world_size
         self.plan = make_plan(train_sets, model.tensorizer, settings, pool_size=pool_size, ranks=self.ranks)
@@ -139,13 +140,13 @@ class Trainer(Run):
         self._stopping = StopAgreement()
 
     def train(self, **others: Any) -> float | None:
-        """Runs to the end; returns the best validation value, None without dev sets. A finished run returns
-        at once.
+        """Runs to the end. Returns the best validation value, or None if there is none. A finished run
+        returns at once.
 
         Raises:
             CheckpointError: ``output_dir`` holds a different run, or only damaged checkpoints, or another
-            process writes there.
-            ConfigError: ``resume`` and ``init`` do not fit what is found in ``output_dir``.
+                process writes there.
+            ConfigError: ``resume`` does not fit the content of ``output_dir``.
             StopRequested: a signal ended the run before its last step.
             DivergedError: the gradient was NaN or infinite in too many updates in a row.
         """
@@ -175,15 +176,15 @@ class Trainer(Run):
         return self.progress.best_value
 
     def evaluate(self) -> Metrics:
-        """The metrics of all validations, for the weights as they are now."""
+        """Returns the metrics of all validations, for the weights as they are now."""
         return run_validations(self.validations, self.model)
 
-    if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+    if not TYPE_CHECKING:  # type checkers would accept any name
         __getattr__ = missing
 
     def resume(self) -> Progress:
         """Takes the lock of ``output_dir`` and restores the run found there, if any. ``train`` begins with it
-        and raises the same."""
+        and raises the same errors."""
         if self._is_open:
             return self.progress
         self.checkpoints.prepare()
@@ -223,8 +224,7 @@ class Trainer(Run):
         self.emit("on_train_begin")
         self.metrics.begin(self.progress.unlogged)
         self.guard.begin(self.progress.skipped)
-        # Whether to stop is one question to all ranks: it stands here, where every rank passes, and nowhere
-        # else.
+        # All ranks agree on whether to stop. They do so here, where every rank passes, and nowhere else.
         # a run that early stopping ended stays ended
         self.is_stopping = self._stopping.reached(self.progress.step)
         self.model.train()
@@ -267,7 +267,7 @@ class Trainer(Run):
         return self.is_stopping or self.progress.step >= self.last_step
 
     def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
-        """This rank's batches from the current step on, made by worker processes, which end when the
+        """Yields this rank's batches from the current step. Worker processes make them, and end when the
         generator is closed."""
         train = self.settings.train
         yield from pool_loader(
@@ -290,7 +290,7 @@ class Trainer(Run):
         return result
 
     def update(self) -> None:
-        """One optimizer step: unscale, clip once, set the learning rate, update, clear."""
+        """Does one optimizer step: unscale, clip once, set the learning rate, update, clear."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.step.scaler.unscale_(self.optimizer)
         self.grad_norm = clip_gradients(
@@ -367,14 +367,14 @@ class Trainer(Run):
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         default = "eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"
         searched = finest([name for name in metrics if not is_baseline(name)])
-        if default not in metrics and searched:  # without dev sets, what the first search of a corpus says
+        if default not in metrics and searched:  # without dev sets, use the first search of a corpus
             default = searched[0]
         name = self.settings.train.best_metric or default
         return name, higher_is_better(self.validations, name)
 
     def save(self) -> Path | None:
         assert self.identity is not None, "only train() saves"
-        # The best is what can be opened: a step that the disk refused is not it, and nothing is removed in
+        # The best checkpoint must exist: a step that the disk refused cannot be it, and nothing is removed in
         # its favour.
         if self._better.get("best_checkpoint") != checkpoint_name(self.progress.step):
             self._better = {}  # of a step that was not saved
@@ -409,8 +409,8 @@ class Trainer(Run):
 def make_step(
     model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
 ) -> Step:
-    """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if
-    they ask for that."""
+    """Returns the step that the settings ask for: the whole batch at once, or chunk by chunk. If they ask for
+    it, the model is sharded."""
     cached = None
     if settings.grad_cache_tokens:
         cached = CachedStep(  # it measures the whole model

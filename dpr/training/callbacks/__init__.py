@@ -1,4 +1,4 @@
-"""What happens around the updates of a run. docs/extending.md shows how to add a callback."""
+"""Callbacks, which act around the updates of a run. docs/extending.md shows how to add one."""
 
 from dpr.training.run import Callback
 

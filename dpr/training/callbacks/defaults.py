@@ -1,6 +1,6 @@
-"""The callbacks of every run: validation and checkpoints, the log line with what the loss does not show (how
-the vectors of a pool lie to each other), the progress bar, ``metrics.jsonl`` and the report page; and those to
-choose: early stopping, returning to the best weights."""
+"""The callbacks of every run: validation and checkpoints, log lines, the progress bar, ``metrics.jsonl`` and
+the report page. A log line also has figures that the loss does not show, on the vectors of the global batch.
+Optional ones: early stopping, returning to the best weights."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ COLLAPSED = 3.0
 
 
 class PoolMetrics(Callback):
-    """Adds ``pool/...`` to the log line, from the first pool of its step, and warns when the vectors have
-    collapsed.
+    """Callback that adds metrics ``pool/...`` of the global batch to the log line, from the first global
+    batch of its step. It warns when the vectors have collapsed.
 
-    They are those of at most ``SAMPLE`` questions, each in its whole pool, and of at most ``SAMPLE``
-    passages, evenly spaced over the pool of all ranks. So they do not depend on the number of ranks where the
+    They are measured on at most ``SAMPLE`` questions, each in its whole global batch, and on at most
+    ``SAMPLE`` passages, evenly spaced over all ranks. So they do not depend on the number of ranks if the
     loss gathers the passages. A collapse is an effective rank below ``COLLAPSED`` and below a quarter of the
-    highest before. docs/training.md, "The log line", says what each metric is.
+    highest before. docs/training.md, "The log line", explains each metric.
     """
 
     def __init__(self, log_every: int | None) -> None:
@@ -68,7 +68,7 @@ class PoolMetrics(Callback):
             return
         self._step = run.progress.step + 1
 
-        # OF_QUESTIONS of the sampled questions, (R, 5); NaN where a question has no negative.
+        # OF_QUESTIONS of the sampled questions, (R, 5); NaN if a question has no negative.
         stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
         rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
         rows = rows.to(questions.device)
@@ -89,8 +89,8 @@ class PoolMetrics(Callback):
             dim=1,
         )
 
-        # The cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for those that are
-        # listed before.
+        # Cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for passages that an
+        # earlier slot holds.
         stride = -(-len(pool.contexts) // SAMPLE)
         passages = pool.contexts[::stride]
         passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
@@ -98,7 +98,7 @@ class PoolMetrics(Callback):
         self._cosines = passages @ passages.T
 
     def on_step_end(self, run: Run) -> None:
-        if run.progress.step == 1:  # what a collapse is compared with
+        if run.progress.step == 1:  # reference for a collapse
             self._highest_rank = max(0.0, effective_rank(self._cosines.cpu()))
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
@@ -132,15 +132,15 @@ class PoolMetrics(Callback):
 
 
 def is_logged(step: int, every: int | None, last_step: int) -> bool:
-    """Whether a log line follows update ``step`` (counted from 1)."""
-    if every is None:  # a short run shows a curve, too
+    """Returns whether a log line follows update ``step`` (counted from 1)."""
+    if every is None:  # a short run gets a curve, too
         every = max(1, min(100, last_step // 20))
     return every > 0 and (step % every == 0 or step == last_step)
 
 
 def effective_rank(cosines: Tensor) -> float:
-    """The exponential of the entropy of the vectors' singular values (Roy and Vetterli, 2007), from their
-    cosines; NaN of fewer than two."""
+    """Returns the exponential of the entropy of the vectors' singular values (Roy and Vetterli, 2007), from
+    their cosines; NaN for fewer than two vectors."""
     counts = cosines.diagonal() > 0.5
     noise = torch.finfo(cosines.dtype).eps * len(cosines) ** 2
     cosines = cosines[counts][:, counts].double()
@@ -154,10 +154,10 @@ REPORT_EVERY_S = 60.0
 
 
 class ReportPage(Callback):
-    """Writes ``report.html`` in the run's folder at the end, and before it at checkpoints, once a minute at
-    most: its pictures take seconds. On rank 0.
+    """Callback that writes ``report.html`` in the run's folder at the end, and at checkpoints, at most once a
+    minute, since its charts take seconds. On rank 0.
 
-    A page that cannot be written is a warning.
+    If the page cannot be written, a warning is logged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -178,8 +178,8 @@ class ReportPage(Callback):
 
 
 class LogEvery(Callback):
-    """Every so many steps (0: never; None: ``is_logged``), collects the training metrics of all ranks and passes them to the
-    ``on_log`` of every callback."""
+    """Callback that collects the training metrics of all ranks every ``every_steps`` steps and passes them to
+    the ``on_log`` of every callback. 0 stands for never, None for the period of ``is_logged``."""
 
     def __init__(self, every_steps: int | None) -> None:
         self.every_steps = every_steps
@@ -257,7 +257,8 @@ class ProgressLine(Callback):
 
 
 class MetricsFile(Callback):
-    """Appends all logged and validation metrics to ``metrics.jsonl`` in the run's folder. On rank 0.
+    """Callback that appends all logged and validation metrics to ``metrics.jsonl`` in the run's folder. On
+    rank 0.
 
     A resumed run drops the lines of steps that it repeats, so every step is there once.
     """
@@ -304,7 +305,7 @@ class MetricsFile(Callback):
 
 
 def _step_of(line: str | None) -> float:
-    """The step of a line. A line cut short by a kill, or too long, counts as a future one, so it is
+    """Returns the step of a line. A line cut short by a kill, or too long, counts as a future one, so it is
     dropped."""
     try:
         return float(json.loads(line or "")["step"])
@@ -313,7 +314,7 @@ def _step_of(line: str | None) -> float:
 
 
 class ValidateAndSave(Callback):
-    """Validates by epoch, by steps or after given epochs; saves after each validation and at further steps.
+    """Callback that validates by epoch or by steps, and saves after each validation and at further steps.
 
     It comes after all other callbacks, so a checkpoint holds their state after its step.
     """
@@ -337,7 +338,7 @@ class ValidateAndSave(Callback):
             run.save()
 
     def due_at(self, step: int, last_step: int, steps_per_epoch: int) -> tuple[bool, bool]:
-        """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
+        """Returns whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
         periods = self.periods
         in_epoch = (step - 1) % steps_per_epoch + 1
         validates = step == last_step
@@ -351,8 +352,9 @@ class ValidateAndSave(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops after ``patience`` validations in a row in which the metric that the best checkpoint is chosen by was
-    not better than the best by more than ``min_delta``.
+    """Callback that stops a run after ``patience`` validations in a row without an improvement. The metric is
+    the one that chooses the best checkpoint; an improvement exceeds the best value by more than
+    ``min_delta``.
 
     Counting starts over when that metric changes to the average rank. Rerunning a stopped run does nothing.
     """
@@ -399,7 +401,7 @@ class EarlyStopping(Callback):
 
 
 class LoadBest(Callback):
-    """At the end of training, loads the weights of the best checkpoint into the model."""
+    """Callback that loads the weights of the best checkpoint into the model at the end of training."""
 
     def on_train_end(self, run: Run) -> None:
         if run.progress.best_checkpoint is not None:
@@ -411,11 +413,11 @@ class LoadBest(Callback):
 def default_callbacks(
     settings: TrainSettings, output_dir: Path, further: Sequence[Callback] = ()
 ) -> list[Callback]:
-    """The callbacks that log, validate and save, and those that settings switch on, with ``further`` ones
-    among them.
+    """Returns the callbacks that log, validate and save, and those that settings switch on, with ``further``
+    ones among them.
 
-    The order matters: first those that add to the metrics, then those that collect and write them, last the
-    one that saves the state.
+    The order matters: callbacks that add to the metrics come first, then those that collect and write them,
+    and last the one that saves the state.
     """
     callbacks = [Verdict(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir), *further]
     if patience := settings.early_stopping.patience:

@@ -16,20 +16,20 @@ logger = get_logger(__name__)
 
 
 class Tracker(Callback):
-    """Sends all logged and validation metrics somewhere, on rank 0; a finished run opens nothing. A new run
-    that cannot be opened there is a ``ConfigError``; whatever fails later costs the rest of the metrics there
-    and a warning, not the run.
+    """Callback that sends all logged and validation metrics to another program, on rank 0. A finished run
+    opens nothing there.
 
-    A subclass says how. What it keeps in ``id`` is stored in checkpoints, so that a resumed run continues the
-    same run there.
+    If a new run cannot be opened there, a ``ConfigError`` is raised. If anything fails later, a warning is
+    logged and the program gets no further metrics; the run continues. A subclass implements ``open``,
+    ``send`` and ``close``. Checkpoints store ``id``, so that a resumed run continues the same run there.
     """
 
-    setting = "callbacks"  # which one switches it on
+    setting = "callbacks"  # setting that switches it on
     id: str | None = None
     _is_open = False
 
     def open(self, run: Run) -> None:
-        """Begins a run there, or continues that of ``id``."""
+        """Begins a run there, or continues the run ``id``."""
         raise NotImplementedError
 
     def send(self, metrics: Metrics, step: int) -> None:
@@ -97,9 +97,9 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Writes a TensorBoard event file. Needs the extra ``tb``.
+    """Tracker that writes a TensorBoard event file. Needs the extra ``tb``.
 
-    TensorBoard hides what a killed run wrote about steps that are repeated.
+    TensorBoard hides the metrics that a killed run wrote for steps that are repeated.
     """
 
     setting = "tracking.tensorboard=true"
@@ -125,8 +125,8 @@ class TensorBoard(Tracker):
 
 
 class WeightsAndBiases(Tracker):
-    """Sends metrics to Weights & Biases. Needs the extra ``wandb``, whose variables of the environment hold:
-    ``WANDB_PROJECT`` (``dpr`` unless it is set), and ``WANDB_MODE=offline``, with which metrics stay in
+    """Tracker that sends metrics to Weights & Biases. Needs the extra ``wandb``. Its environment variables
+    apply: ``WANDB_PROJECT`` (default ``dpr``), and ``WANDB_MODE=offline``, which keeps metrics in
     ``<output_dir>/wandb``."""
 
     setting = "tracking.wandb=true"
@@ -135,7 +135,7 @@ class WeightsAndBiases(Tracker):
         self._wandb = require("wandb", extra="wandb", purpose=self.setting)
 
     def open(self, run: Run) -> None:
-        os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")  # seconds, where nobody answers
+        os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")  # seconds, if there is no answer
         is_offline = os.environ.get("WANDB_MODE") == "offline"
         run.output_dir.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(

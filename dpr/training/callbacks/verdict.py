@@ -1,5 +1,5 @@
-"""Whether a run has made its model better: what it began with, measured before its first step, and a paired
-test at its end."""
+"""Comparison of a run with its base model: metrics measured before the first step, and a paired test at the
+end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ from dpr.training.validations.protocol import (
 logger = get_logger(__name__)
 
 MOST_SHARE = 0.2
-"""The start is not measured where that would cost a larger share of what training does."""
-_PASSES = 3  # of a text in training: backward takes twice as long as forward
+"""Largest share of the work of training that measuring the base model may cost."""
+_PASSES = 3  # passes over a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _START = "start"
 _LOSS = "nll_loss"
 _CORRECT = "in_batch_acc"
 Values = Mapping[str, Sequence[float]]
-"""By metric, the value of every question; on rank 0 alone."""
+"""Values of every question by metric; on rank 0 alone."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A metric of a model against that of the start or of BM25; the last four are missing where questions
-    have no values, the interval where they are too few."""
+    """A metric of a model against that of the base model or of BM25.
+
+    The last four fields are missing if questions have no values, the interval also if there are too few
+    questions.
+    """
 
     metric: str
     against: str
@@ -68,12 +71,12 @@ class Comparison:
 
 
 class Verdict(Callback):
-    """Measures the start of a run, by all validations that it will reach: ``run.progress.start_metrics``. At
-    the end, says in the log and in ``verdict.json`` whether the best checkpoint is better. Training is not
-    changed by it.
+    """Callback that compares the best checkpoint with the base model. It measures the base model by all
+    validations that the run will reach (``run.progress.start_metrics``). At the end it reports in the log and
+    in ``verdict.json`` whether the best checkpoint is better. It does not change training.
 
-    Checkpoints hold the values of each question at the start, at the best checkpoint and at their step, of
-    the metrics that are compared.
+    Checkpoints hold the values of each question for the compared metrics: of the base model, of the best
+    checkpoint and of their own step.
     """
 
     def __init__(self) -> None:
@@ -120,7 +123,8 @@ class Verdict(Callback):
         compared: list[Comparison] = []
         if best is not None:
             compared.append(_compare(run, name, start_values, best_values, after=after))
-            # A loss can fall while the order gets worse: scores move apart where the temperature is far too high.
+            # A loss can fall while the ranking gets worse: scores move apart if the temperature is far too
+            # high.
             correct = _correct_beside(name)
             if compared[0].verdict != "worse" and correct in start_values and correct in best_values:
                 order = _compare(run, correct, start_values, best_values)
@@ -138,8 +142,8 @@ class Verdict(Callback):
                 logger.warning("the start was not saved, so the best checkpoint stays %s", best)
 
         def write() -> None:
-            """All comparisons of the best checkpoint, that by which it was chosen first; or that there is
-            none."""
+            """Writes all comparisons of the best checkpoint, first the one by which it was chosen, or that
+            there is no best checkpoint."""
             opens = run.progress.best_checkpoint
             if best is None:
                 verdict = "guards broken"
@@ -193,14 +197,15 @@ class Verdict(Callback):
 
 
 def validations_ahead(run: Run) -> list[Validation]:
-    """Those that the run will reach."""
+    """Returns the validations that the run will reach."""
     epochs = range(-(-run.last_step // run.steps_per_epoch))
     return [each for each in run.validations if any(map(each.is_due, epochs))]
 
 
 def is_start_measured(run: Run) -> bool:
-    """Whether ``train.eval_at_start``, ``keep`` or a guard asks for it or, where the first is absent, the
-    start has weights and measuring it is cheap beside training. All ranks call it together."""
+    """Returns whether the base model is measured: if ``train.eval_at_start``, ``keep`` or a guard asks for it
+    or, with the first absent, if the model has trained weights and measuring is cheap beside training. All
+    ranks call it together."""
     train = run.settings.train
     ahead = validations_ahead(run)
     if not ahead:
@@ -222,7 +227,7 @@ def is_start_measured(run: Run) -> bool:
 
 
 def _compared(run: Run, metrics: Metrics) -> Values:
-    """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
+    """Returns the question values of the metrics that are compared, and of BM25's beside them."""
     best = run.best_by(metrics)[0]
     names = [best, _correct_beside(best), *(name for each in run.validations for name in each.judged_by)]
     values = {name: of_each for each in run.validations for name, of_each in each.values.items()}
@@ -233,8 +238,8 @@ def _compared(run: Run, metrics: Metrics) -> Values:
 def _compare(
     run: Run, name: str, start: Values, made: Values, *, against: str = "the start", after: float = math.nan
 ) -> Comparison:
-    """A metric at the start, of the model or of BM25, and of the best checkpoint, whose mean is ``after`` where
-    questions have no values."""
+    """Returns the comparison of a metric of the best checkpoint with that of the base model or of BM25.
+    ``after`` is the checkpoint's mean if questions have no values."""
     theirs = baseline_of(name) if against == "BM25" else name
     before = start.get(theirs, ())
     ours = made.get(name, ())
@@ -263,11 +268,12 @@ def _compare(
 
 
 def _correct_beside(name: str) -> str:
-    """Of a loss, the share of questions whose own passage comes first; empty for another metric."""
+    """Returns the name of the in-batch accuracy that belongs to a loss: the share of questions whose positive
+    ranks first. Empty for other metrics."""
     return name.removesuffix(_LOSS) + _CORRECT if name.endswith(f"/{_LOSS}") else ""
 
 
 def baseline_of(name: str, what: str = "bm25") -> str:
-    """The same metric of what stands beside the start."""
+    """Returns the name of the same metric of a baseline."""
     head, _, kind = name.rpartition("/")
     return f"{head}/{what}/{kind}"

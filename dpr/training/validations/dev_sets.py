@@ -1,5 +1,5 @@
-"""Validation over dev sets: the NLL over pools like those of training, and the average rank in one pool of
-all passages."""
+"""Validation over dev sets: the NLL over batches like those of training, and the average rank among the
+passages of all dev questions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dpr.training.plan import negatives_per_question
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
 
-QUESTIONS_AT_ONCE = 32  # read and tokenised, with their passages, for the average rank
+QUESTIONS_AT_ONCE = 32  # read and tokenised at a time, with their passages, for the average rank
 QUESTION_BLOCK = 1024
 _LOWER_IS_BETTER = ("nll_loss", "avg_rank", "avg_rank_low", "avg_rank_high")
 
@@ -35,13 +35,13 @@ class DevSetValidation(Validation):
     """Means over the questions of all dev sets, ``eval/...``, and of each, ``eval/<set>/...``; the same for
     any number of ranks.
 
-    ``candidates`` is the candidate rule, "" that of the settings. ``compat=dpr`` validates on the questions
-    that the original did: it read batches of ``train.dev_batch_size``, left out the last one if it was not
-    full, and ended the average rank with the batch that exceeded ``train.val_av_rank_max_qs``.
+    ``candidates`` is the candidate rule; "" stands for the rule of the settings. ``compat=dpr`` validates on
+    the questions that the original did. It read batches of ``train.dev_batch_size`` and left out the last one
+    if it was not full. It ended the average rank with the batch that exceeded ``train.val_av_rank_max_qs``.
     """
 
     kinds: Sequence[str]
-    """The last parts of the names of its metrics, in the order of their sums; the first ones have a value of
+    """Last parts of the names of its metrics, in the order of their sums. The first ones have a value for
     each question."""
 
     def __init__(
@@ -72,7 +72,7 @@ class DevSetValidation(Validation):
         return metrics
 
     def names_for(self, sets: Sequence[str]) -> list[str]:
-        """The metrics over dev sets of these names."""
+        """Returns the names of the metrics over dev sets of these names."""
         keys = ["eval", *(f"eval/{name}" for name in sets)]
         return [f"{key}/{kind}" for key in keys for kind in self.kinds]
 
@@ -88,17 +88,17 @@ class DevSetValidation(Validation):
 
     @abstractmethod
     def _collator(self, model: BiEncoder) -> Collator:
-        """What makes pools of dev questions."""
+        """Returns the collator that makes batches of dev questions."""
 
     @abstractmethod
     def _measured(
         self, model: BiEncoder, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
-        """The number of a set's questions and the sum of each metric over them, in float64, of all ranks; and
-        the values (Q, K) of each question by the first K metrics."""
+        """Returns the number of a set's questions and the sum of each metric over them, in float64, over all
+        ranks; and the values (Q, K) of each question for the first K metrics."""
 
     def _num_questions(self, source: SampleSource) -> int:
-        """How many of a set's questions count."""
+        """Returns the number of a set's questions that count."""
         size = len(source)
         whole = size // self.pool_size * self.pool_size
         return whole if self.settings.as_dpr and whole else size
@@ -111,8 +111,8 @@ class DevSetValidation(Validation):
         options: DataSetSettings,
         rows: Sequence[int],
     ) -> tuple[BiEncoderBatch, Tensor, Tensor]:
-        """A batch of these rows, with the vectors of its questions (B, D) and of its context slots (N, D).
-        All ranks call it together: a sharded model encodes on all of them."""
+        """Returns a batch of these rows, with the vectors of its questions (B, D) and of its context slots
+        (N, D). All ranks call it together: a sharded model encodes on all of them."""
         batch = collator([data_row(source, row, options) for row in rows]).to(model.device)
         questions = self._encode(model, batch.questions, options.encoder_type or "question")
         contexts = self._encode(model, batch.contexts, options.encoder_type or "ctx")
@@ -125,8 +125,8 @@ class DevSetValidation(Validation):
 
 
 class NllValidation(DevSetValidation):
-    """``eval/nll_loss`` and ``eval/in_batch_acc`` over pools like those of training, whatever its loss, with
-    ``eval/candidates``, on which both depend: the mean number that a question has in its pool. Due until
+    """``eval/nll_loss`` and ``eval/in_batch_acc`` over batches like those of training, whatever its loss.
+    Both depend on ``eval/candidates``, the mean number of candidates of a question. Due until
     ``val_av_rank_start_epoch``."""
 
     kinds = ("nll_loss", "in_batch_acc", "candidates")
@@ -152,7 +152,7 @@ class NllValidation(DevSetValidation):
             rows = range(start + mine.start, start + mine.stop)
             batch, questions, slots = self._encoded(model, collator, source, options, rows)
 
-            # The pool of all ranks' slots; ranks may hold different numbers of them.
+            # The slots of all ranks; ranks may have different numbers of them.
             candidates = find_candidates(
                 self.candidates,
                 batch.positive_idx + mine.start * collator.width,
@@ -173,10 +173,10 @@ class NllValidation(DevSetValidation):
 
 
 class AverageRankValidation(DevSetValidation):
-    """``eval/avg_rank`` (0 is best) with ``eval/avg_rank_low`` and ``eval/avg_rank_high``, its bounds where
-    ties are won or lost, in one pool of the passages of all dev questions.
+    """``eval/avg_rank`` (0 is best) among the passages of all dev questions. ``eval/avg_rank_low`` and
+    ``eval/avg_rank_high`` are its bounds, with all ties won or all ties lost.
 
-    Due from ``val_av_rank_start_epoch`` on. The pool is scored in blocks; the whole matrix is never held.
+    Due from ``val_av_rank_start_epoch``. Scores are computed in blocks; the whole matrix is never in memory.
     """
 
     kinds = ("avg_rank", "avg_rank_low", "avg_rank_high")
@@ -219,7 +219,7 @@ class AverageRankValidation(DevSetValidation):
             targets.append(valid.cumsum(0)[batch.positive_idx] - 1 + num_slots)
             num_slots += int(valid.sum())
 
-        # The pool: its columns are the slots of all ranks.
+        # The columns are the slots of all ranks.
         first = int(gather_uneven_rows(torch.tensor([num_slots]))[: ranks.rank].sum())
         ids = gather_uneven_rows(torch.cat(identities))
         known = [
@@ -237,8 +237,7 @@ class AverageRankValidation(DevSetValidation):
         columns = counting + first
         own = torch.cat(contexts)[counting.to(model.device)]
 
-        # Sums in float64 rounded to float32: equal vectors tie whatever the shape of the product that they are
-        # part of.
+        # Sums in float64 are rounded to float32, so that equal vectors tie whatever the shape of the product.
         queries = torch.cat(questions).double()
         gold_scores = (queries * torch.cat(golds).double()).sum(1).float()
         higher = torch.zeros(len(queries), dtype=torch.float64, device=model.device)
@@ -269,7 +268,7 @@ class AverageRankValidation(DevSetValidation):
 def dev_validations(
     dev_sets: OpenedSets, settings: TrainingSettings, *, candidates: str = ""
 ) -> list[DevSetValidation]:
-    """The average rank and the NLL, each due in its epochs."""
+    """Returns the validations by average rank and by NLL, each due in its epochs."""
     return [
         AverageRankValidation(dev_sets, settings, candidates=candidates),
         NllValidation(dev_sets, settings, candidates=candidates),

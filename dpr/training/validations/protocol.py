@@ -14,15 +14,15 @@ from dpr.training.metrics import Metrics
 
 
 class Validation(ABC):
-    """Measures a model during training and in evaluation-only runs. ``train.validation`` adds user-defined
-    ones (docs/extending.md).
+    """Measurement of a model during training and in evaluation-only runs. ``train.validation`` adds
+    user-defined ones (docs/extending.md).
 
-    What an implementation must promise:
+    An implementation must promise:
 
-    * All ranks call it together, and it returns the same metrics on every rank, whatever their number: it
-      shares the work and sums over ranks, or every rank does all of it. A rank that raises alone leaves the
-      others waiting. With ``train.sharding`` encoding is itself done by all ranks together, so all call it
-      equally often, be it with no texts.
+    * All ranks call it together, and it returns the same metrics on every rank, whatever their number. Either
+      it shares the work and sums over ranks, or every rank does all of it. If one rank raises alone, the
+      others wait forever. With ``train.sharding``, all ranks encode together, so all of them must call the
+      encoder equally often, with no texts if need be.
     * The names start with ``eval/``, do not change from call to call, and no other validation of the run uses
       them. Values are numbers.
     * It leaves the model as it was: weights, gradients and training mode (``BiEncoder.encode_batch`` restores
@@ -31,50 +31,50 @@ class Validation(ABC):
     """
 
     judged_by: Sequence[str] = ()
-    """Of its metrics, by full name, those by which the end of a run is compared with its start."""
+    """Full names of the metrics by which the best checkpoint is compared with the base model."""
     guard: float | None = None
-    """How much worse than at the start the first of these may be in the best checkpoint; None = that does not
-    matter."""
+    """Margin by which the best checkpoint may be worse than the base model in the first metric of
+    ``judged_by``; None = no limit."""
     values: Mapping[str, Sequence[float]] = MappingProxyType({})
-    """Of the last call, by metric, the values of all questions whose mean it is, always in one order; on rank
-    0."""
+    """Values of all questions in the last call, by metric, of which each metric is the mean. They are always
+    in one order; on rank 0."""
 
     @abstractmethod
     def __call__(self, model: BiEncoder) -> Metrics:
-        """The metrics of ``model``, each by its full name, e.g. ``eval/nll_loss``. Any of them can be
-        ``train.best_metric``."""
+        """Returns the metrics of ``model``, each by its full name, such as ``eval/nll_loss``. Any of them can
+        be ``train.best_metric``."""
 
     def at_start(self, model: BiEncoder) -> Metrics:
-        """The metrics before the first step; with them, under names like ``eval/<set>/bm25/ndcg@10``, what
-        stands beside them."""
+        """Returns the metrics before the first step, and those of baselines under names like
+        ``eval/<set>/bm25/ndcg@10``."""
         return self(model)
 
     def num_texts(self, model: BiEncoder) -> int:
-        """How many texts a call encodes, by which its cost is judged beforehand; 0 where it is not known. All
-        ranks call it together."""
+        """Returns the number of texts that a call encodes, to estimate its cost beforehand; 0 if it is
+        unknown. All ranks call it together."""
         return 0
 
     def is_due(self, epoch: int) -> bool:
-        """Whether a validation in ``epoch`` (counted from 0) includes this one."""
+        """Returns whether a validation in ``epoch`` (counted from 0) includes this one."""
         return True
 
     def content(self) -> Mapping[str, Any]:
-        """What decides its metrics besides the model, as JSON: contents of its files, and settings. A resumed
-        run compares it, and chooses its best checkpoint anew where it has changed."""
+        """Returns what its metrics depend on besides the model, as JSON: contents of its files, and settings.
+        If it has changed, a resumed run chooses its best checkpoint from scratch."""
         return {}
 
     def lower_is_better(self, name: str) -> bool:
-        """Whether less is better of a metric of this validation, as of a loss or a rank."""
+        """Returns whether lower values of a metric of this validation are better, as for a loss or a rank."""
         return False
 
 
 def higher_is_better(validations: Sequence[Validation], name: str) -> bool:
-    """Whether more is better of a metric of these validations."""
+    """Returns whether higher values of a metric of these validations are better."""
     return not any(validation.lower_is_better(name) for validation in validations)
 
 
 def guard_limits(validations: Sequence[Validation], start: Metrics) -> Metrics:
-    """By guarded metric, the value that the best checkpoint must reach."""
+    """Returns the value that the best checkpoint must reach, by guarded metric."""
     limits = {}
     for each in validations:
         for name in each.judged_by[:1]:
@@ -85,7 +85,7 @@ def guard_limits(validations: Sequence[Validation], start: Metrics) -> Metrics:
 
 
 def broken_guard(validations: Sequence[Validation], limits: Metrics, metrics: Metrics) -> str | None:
-    """The first guarded metric that is beyond its limit, or was not measured."""
+    """Returns the first guarded metric that is beyond its limit, or was not measured."""
     for name, limit in limits.items():
         value = metrics.get(name, math.nan)
         is_kept = value >= limit if higher_is_better(validations, name) else value <= limit
@@ -97,11 +97,11 @@ def broken_guard(validations: Sequence[Validation], limits: Metrics, metrics: Me
 def run_validations(
     validations: Sequence[Validation], model: BiEncoder, *, at_start: bool = False
 ) -> Metrics:
-    """The metrics of all ``validations``; ``at_start`` with what stands beside them.
+    """Returns the metrics of all ``validations``; with ``at_start``, also those of baselines.
 
     Raises:
         ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a
-        number.
+            number.
     """
     metrics: Metrics = {}
     for validation in validations:

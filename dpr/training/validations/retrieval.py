@@ -55,7 +55,7 @@ KIND = "retrieval"
 NUM_DOCS = 100  # passages of each question
 BLOCK_ROWS = 8192
 _MERGED_ROWS = 4096
-_MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
+_MOST_INDEXED = 300_000  # takes a minute or two, while other ranks wait
 _PASSAGES = "passages.jsonl"
 _DRAWN = 97  # keeps these random numbers apart from others
 _NO_TOKENS = TokenBatch.from_lists([])
@@ -63,7 +63,7 @@ _NO_TOKENS = TokenBatch.from_lists([])
 
 @dataclass
 class RetrievalValidationSettings(Settings):
-    """Questions that are searched in a whole corpus, or in a sample of it, with the present model."""
+    """Search of questions in a whole corpus, or in a sample of it, with the present model."""
 
     corpus: str = setting("", on_resume=CONTENT, path="input")
     """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
@@ -75,13 +75,13 @@ class RetrievalValidationSettings(Settings):
     """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where
     given, else string."""
     name: str | None = setting(None, on_resume=NO_EFFECT)
-    """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
+    """Name in those of metrics, eval/<name>/...; absent = the name of the questions' file."""
     guard: float | None = setting(None, least=0, on_resume=WARNED)
-    """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never
-    the best; absent = none."""
+    """Margin by which nDCG@10 of the best checkpoint may be below that of step 0 (top-20 accuracy without
+    judgements); absent = no limit."""
     sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
-    """Search the relevant passages and so many others, drawn, in place of the whole corpus: the metrics are
-    optimistic; 0 = all."""
+    """Search only the relevant passages and this many random others: the metrics are optimistic; 0 = the
+    whole corpus."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
 
@@ -100,7 +100,7 @@ class RetrievalValidationSettings(Settings):
 
 
 def read_entry(entry: Any, number: int) -> RetrievalValidationSettings | None:
-    """The settings of an entry that names a kind, else None; ``number`` counts the entries from 0.
+    """Returns the settings of an entry that names a kind, else None. ``number`` counts the entries from 0.
 
     Raises:
         ConfigError: another kind, an unknown key, a wrong value, or a file that is not there.
@@ -120,12 +120,13 @@ def read_entry(entry: Any, number: int) -> RetrievalValidationSettings | None:
 def search_corpus(
     model: BiEncoder, corpus: CorpusTokens, questions: TokenBatch, *, depth: int, precision: str
 ) -> RunningTopK:
-    """What is found for the questions, on rank 0, in one pass over the corpus: each chunk is encoded, compared
-    with all questions, and dropped. All ranks call it together.
+    """Returns the best passages of each question, on rank 0, in one pass over the corpus. Each chunk is
+    encoded, compared with all questions, and dropped. All ranks call it together.
 
-    Chunk k belongs to rank k mod W. A rank keeps the best passages of each question that it has seen
-    (``RunningSearch``: products nominate, float64 decides), and the ranks' lists are merged at the end. So the
-    result has the same bits for any number of ranks, and memory grows with the questions, not with the corpus.
+    Chunk k belongs to rank k mod W. A rank keeps the best passages of each question that it has seen, and the
+    ranks' lists are merged at the end. ``RunningSearch`` nominates passages by products and ranks them in
+    float64. So the result has the same bits for any number of ranks, and memory grows with the questions, not
+    with the corpus.
 
     Raises:
         InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
@@ -143,7 +144,7 @@ def search_corpus(
     check_finite(np.arange(len(vectors)).astype(bytes), vectors)
     running = RunningSearch(vectors, depth, device=str(model.device), block_rows=BLOCK_ROWS)
 
-    # Chunks are joined into blocks, as a product of many rows is the faster one.
+    # Chunks are joined into blocks, since a product of many rows is faster.
     block: list[tuple[np.ndarray, np.ndarray]] = []
 
     def search_block() -> None:
@@ -161,7 +162,7 @@ def search_corpus(
         chunk: TokenChunk | None = None
         try:
             chunk = next(chunks) if turn < len(mine) else None
-        except Exception as error:  # told to the other ranks first, which would wait for this one for ever
+        except Exception as error:  # the other ranks must learn of it first, or they would wait forever
             failure = error
         if largest_over_ranks(int(failure is not None)):
             raise failure or LostRankError(
@@ -178,8 +179,8 @@ def search_corpus(
 
 
 def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
-    """The best of all ranks on rank 0, elsewhere nothing more than this rank's; a list travels as 4 bytes and
-    an id a passage."""
+    """Returns the best passages of all ranks on rank 0, and only this rank's elsewhere. Each listed passage
+    is sent as 4 bytes and an id."""
     ranks = current_ranks()
     if ranks.world_size == 1:
         return best
@@ -197,7 +198,7 @@ def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
 
 
 def evaluator_of(options: RetrievalValidationSettings) -> Evaluator:
-    """The questions that something is known about, with their judgements and answers.
+    """Returns the evaluator of the questions that have judgements or answers.
 
     Raises:
         InputError: a row is bad, or no question has a relevant passage or an answer.
@@ -225,24 +226,24 @@ def evaluator_of(options: RetrievalValidationSettings) -> Evaluator:
 
 
 def lexical_search(source: PassageSource, questions: Sequence[Question], depth: int) -> SearchResult:
-    """What BM25 ranks highest in the whole corpus, which it indexes in memory."""
+    """Returns the passages that BM25 ranks highest in the whole corpus, which it indexes in memory."""
     ids = [str(passage.id) for passage in source.read()]
     index = Bm25Index.build(Texts(ids, (f"{passage.title} {passage.text}" for passage in source.read())))
     return index.search([question.text for question in questions], depth)
 
 
 def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
-    """The passages with these ids; without a store all of the file is read."""
+    """Returns the passages with these ids; without a store it reads the whole file."""
     if isinstance(source, StoredSource):
         return source.find(ids)
     return {str(passage.id): passage for passage in source.read() if passage.id in ids}
 
 
 class RetrievalValidation(Validation):
-    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus, or over a sample of it, among
-    which they are optimistic.
+    """``eval/<name>/accuracy@20``, ``mrr@10`` and other metrics over the whole corpus, or over a sample of
+    it, where they are optimistic.
 
-    The same bits for any number of ranks.
+    They have the same bits for any number of ranks.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class RetrievalValidation(Validation):
         self._corpus: CorpusTokens | None = None
 
     def names(self) -> list[str]:
-        """The metrics by their full names."""
+        """Returns the metrics by their full names."""
         return [f"eval/{self.name}/{kind}" for kind in self._kinds]
 
     def content(self) -> dict[str, Any]:
@@ -273,7 +274,8 @@ class RetrievalValidation(Validation):
         return self._measured(model, [""])
 
     def at_start(self, model: BiEncoder) -> Metrics:
-        """Beside the model BM25, and the hybrid of both with the usual weight; not for large corpora."""
+        """Measures BM25 and the hybrid of both, with the default weight, besides the model. In a large corpus
+        it measures the model alone."""
         if self.corpus_of(model).num_passages > _MOST_INDEXED:
             logger.info(
                 "%s: more than %d passages, so BM25 is not measured beside the start",
@@ -287,7 +289,7 @@ class RetrievalValidation(Validation):
         return self.corpus_of(model).num_passages + len(self.evaluator.questions)
 
     def _measured(self, model: BiEncoder, ways: Sequence[str]) -> Metrics:
-        """The metrics of the model and, where ``ways`` has them, of BM25 and the hybrid."""
+        """Returns the metrics of the model and, if ``ways`` has them, of BM25 and the hybrid."""
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
         tokens = model.tensorizer.question_tokens(
@@ -332,7 +334,7 @@ class RetrievalValidation(Validation):
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
     def corpus_of(self, model: BiEncoder) -> CorpusTokens:
-        """The corpus, counted and checked when it is first asked for; all ranks call it together.
+        """Returns the corpus, counted and checked on the first call. All ranks call it together.
 
         Raises:
             InputError: it has a bad row or a repeated id, or holds no passage that is judged relevant.
@@ -361,8 +363,8 @@ class RetrievalValidation(Validation):
         return self._corpus
 
     def _sampled(self, source: PassageSource, num_passages: int) -> tuple[PassageSource, int]:
-        """The passages judged relevant and those drawn from the others, as a corpus of its own in the cache,
-        and how many there are; rank 0 writes it, and all ranks call this together."""
+        """Returns the passages judged relevant and those drawn from the others, as a corpus of its own in the
+        cache, and their number. Rank 0 writes it, and all ranks call this together."""
         options = self.options
         relevant = self.evaluator.relevant()
         files = [Path(options.questions), Path(str(options.qrels))]
