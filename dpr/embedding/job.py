@@ -1,10 +1,13 @@
 """Embedding of one shard of a corpus.
 
 1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR. It is cut into chunks of
-``chunk_size`` passages. 2. Chunks that an earlier run finished are verified and kept. The others are dealt
-out to the ranks, the k-th to rank k mod W. 3. A rank streams the file and has three chunks in memory at a
-time: one is encoded, the next is read and tokenised, and the last is written. 4. When all ranks are done,
-rank 0 writes the manifest. The bytes do not depend on the number of ranks or on interruptions.
+   ``chunk_size`` passages.
+2. Chunks that an earlier run finished are verified and kept. The others are dealt out to the ranks, the k-th
+   to rank k mod W.
+3. A rank streams the file and has three chunks in memory at a time: one is encoded, the next is read and
+   tokenised, and the last is written.
+4. When all ranks are done, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on
+   interruptions.
 """
 
 from __future__ import annotations

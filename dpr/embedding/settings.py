@@ -29,8 +29,8 @@ class PassageSourceConfig(Settings):
     """Clean passage texts (newlines, quotes) as DPR's normalize does; must be as in training."""
     passage_prefix: str | None = None
     """Text put before every passage when it is embedded; must be as in training
-    (datasets.<name>.passage_prefix). The model's stored prompt (encoder.passage_prompt) is added without
-    it."""
+    (datasets.<name>.passage_prefix). A prompt stored in the model (encoder.passage_prompt) is put there in
+    any case."""
     source: str | None = None
     """Address where the collection is published, for the message when the file is missing."""
 

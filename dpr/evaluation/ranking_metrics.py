@@ -97,7 +97,7 @@ def validated_names() -> list[str]:
 def headline_names(measured: Collection[str]) -> list[str]:
     """Returns the columns of a table of test sets. The first one is also compared with BM25's.
 
-    If nDCG was measured at less than 10 passages only, the columns are those at the deepest cut-off. If
+    If nDCG was measured at fewer than 10 passages only, the columns are those at the deepest cut-off. If
     rankings were judged by answers, they are accuracies.
     """
     if not any(name.startswith("ndcg@") for name in measured):

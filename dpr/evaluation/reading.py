@@ -33,8 +33,7 @@ _SECRET_KEY = re.compile(
     re.IGNORECASE,
 )
 _SECRET_TEXT = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s@]+@")
-# Only the last part of an absolute path is kept, which names the file; the rest reveals whose machine it is
-# on.
+# Only the last part of an absolute path is kept: it names the file, and the rest would reveal its owner.
 _ABSOLUTE = re.compile(
     r"(?<![\w.:/~*-])(?:~|[A-Za-z]:)?[/\\]+(?:[^/\\\s\"',\[\]]+[/\\]+)*(?=[^/\\\s\"',\[\]])"
 )

@@ -167,8 +167,9 @@ class Distillation(Term):
 
     Use it where the training data hold scores of a stronger model, such as a cross-encoder. KL divergence is
     from "Distilling the Knowledge in a Neural Network" (Hinton et al., 2015), MarginMSE from "Improving
-    Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation" (Hofstätter et al., 2020).
-    A question without teacher scores has loss 0. The term warns once of scores that cannot be learned from.
+    Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation" (Hofstaetter et al.,
+    2020). A question without teacher scores has loss 0. The term warns once of scores that cannot be learned
+    from.
 
         >>> distilled = Objective(ObjectiveSettings(nll_weight=0, kl_weight=1, teacher_temperature=2))
         >>> [type(term).__name__ for _, term in distilled.terms]

@@ -61,7 +61,7 @@ class ObjectiveSettings(Settings):
 
     @property
     def uses_teacher_scores(self) -> bool:
-        """True if a term reads teacher scores."""
+        """Returns whether a term reads teacher scores."""
         return self.kl_weight > 0 or self.margin_mse_weight > 0
 
     def user_terms(self) -> list[tuple[float, dict[str, Any]]]:

@@ -25,8 +25,8 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
     """Serves run folders until a signal asks to end, and returns 0.
 
     Raises:
-        ConfigError: the address cannot be listened at, or other machines reach it without a token and without
-            ``anyone``.
+        ConfigError: the service cannot listen at the address, or other machines could reach it and there is
+            neither a token nor ``anyone``.
         InputError: the token file holds no token.
         DprError: the indexes cannot be opened.
     """
@@ -53,8 +53,8 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
     def end(*_: object) -> None:
         server.should_exit = True
 
-    # Set before uvicorn handles signals, and restored after. Uvicorn answers the requests it has accepted,
-    # and then raises the signal again.
+    # Handles signals before uvicorn does, and after it: uvicorn answers the requests it has accepted, and
+    # then raises the signal again.
     before = signal.signal(signal.SIGTERM, end)
     try:
         server.run(sockets=[listening])
@@ -105,7 +105,7 @@ def listen(settings: ServeSettings) -> socket.socket:
     """Returns the socket of a service.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: the service cannot listen at the address.
     """
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)

@@ -2,13 +2,15 @@
 gathered while this rank computes.
 
 1. Before the towers run, the facts that do not depend on them are sent. They are the judgement ids and the
-validity of the slots, one tensor on the host. If the loss needs them, the known positives of the questions
-follow, once the ranks have agreed on their shape. 2. The context vectors are sent when the context tower is
-done, while the question tower runs. 3. The question vectors are sent after both, if the loss needs them. 4.
-The host waits for the facts and finds the candidates while a GPU is still busy with the towers. An
-asynchronous copy moves the index tensors to the device. Then the loss waits for the vectors, on the device.
+   validity of the slots, one tensor on the host. If the loss needs them, the known positives of the questions
+   follow, once the ranks have agreed on their shape.
+2. The context vectors are sent when the context tower is done, while the question tower runs.
+3. The question vectors are sent after both, if the loss needs them.
+4. The host waits for the facts and finds the candidates while a GPU is still busy with the towers. An
+   asynchronous copy moves the index tensors to the device. Then the loss waits for the vectors, on the
+   device.
 5. Backward starts the sums of gradients over ranks first, those of the questions before those of the
-contexts. The backward of the question tower runs while those of the contexts are sent (``start_gather``).
+   contexts. The backward of the question tower runs while those of the contexts are sent (``start_gather``).
 
 These collectives and those of data-parallel training would deadlock if two ranks started them in different
 orders. They cannot, because all ranks run the same program: the ``encoder_type`` of a global batch is that of

@@ -154,15 +154,15 @@ class Callback:
         return type(self).__name__
 
     def on_train_begin(self, run: Run) -> None:
-        """Is called before the first update, and after resuming."""
+        """Runs before the first update, and after resuming."""
 
     def on_epoch_begin(self, run: Run) -> None:
-        """Is called before the first update that this process makes in an epoch. After resuming, that may be
-        in the middle of it."""
+        """Runs before the first update that this process makes in an epoch. After resuming, that may be in
+        the middle of it."""
 
     def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
-        """Is called after the loss of each micro-batch of the coming step, with the arguments of ``Loss``,
-        without gradient. Keep copies only; reading a value makes the host wait for the device."""
+        """Runs after the loss of each micro-batch of the coming step, with the arguments of ``Loss``, without
+        gradient. Keep copies only; reading a value makes the host wait for the device."""
 
     def needs_pool(self, run: Run) -> bool:
         """Returns whether ``on_pool`` reads vectors of the coming micro-batch. If neither it nor the loss
@@ -170,34 +170,34 @@ class Callback:
         return getattr(self.on_pool, "__func__", None) is not Callback.on_pool
 
     def on_before_optimizer_step(self, run: Run) -> None:
-        """Is called when the gradients of the whole update are complete, unscaled and clipped."""
+        """Runs when the gradients of the whole update are complete, unscaled and clipped."""
 
     def on_after_optimizer_step(self, run: Run) -> None:
-        """Is called when the parameters have changed and the gradients are still there."""
+        """Runs when the parameters have changed and the gradients are still there."""
 
     def on_step_end(self, run: Run) -> None:
-        """Is called after every update; ``run.progress.step`` updates are done."""
+        """Runs after every update; ``run.progress.step`` updates are done."""
 
     def on_epoch_end(self, run: Run) -> None:
-        """Is called after the last update of an epoch and its ``on_step_end``, before the validation and the
+        """Runs after the last update of an epoch and its ``on_step_end``, before the validation and the
         checkpoint that are due then."""
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
-        """Is called with the training metrics of all ranks since the last time. Metrics added here reach the
+        """Receives the training metrics of all ranks since the last time. Metrics added here reach the
         callbacks that follow."""
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
-        """Is called after a validation with its metrics, the same on all ranks."""
+        """Receives the metrics of a validation, the same on all ranks."""
 
     def on_save(self, run: Run, folder: Path) -> None:
-        """Is called after a checkpoint was written."""
+        """Runs after a checkpoint was written."""
 
     def on_train_end(self, run: Run) -> None:
-        """Is called after the last update, validation and checkpoint."""
+        """Runs after the last update, validation and checkpoint."""
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Is called when training ends with an error or an interruption, which is raised again afterwards.
-        Other ranks may be gone already."""
+        """Runs when training ends with an error or an interruption, which is raised again afterwards. Other
+        ranks may be gone already."""
 
     def content(self) -> Mapping[str, Any]:
         """Returns what the batches or the objective depend on besides settings and train sets, as JSON, for
@@ -210,4 +210,4 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state returned by ``state_dict``; is called before ``on_train_begin``."""
+        """Restores the state returned by ``state_dict``; runs before ``on_train_begin``."""

@@ -103,7 +103,7 @@ class FiniteGuard:
             optimizer.register_step_pre_hook(add_to_found)
 
     def stop_if_hopeless(self, step: int) -> None:
-        """Warns of skipped updates; is called after each update.
+        """Warns of skipped updates; all ranks call it after each update.
 
         Raises:
             DivergedError: too many updates in a row were skipped; on all ranks alike.
