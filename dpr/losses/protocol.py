@@ -89,7 +89,8 @@ class Term(ABC):
       the number of ranks: the step weights the losses and takes (W / Q) times their sum, so that the mean
       over ranks is the gradient of the global batch's mean (docs/numerics.md, section 2).
     * The same operations on every rank and in every step, whatever the values. Backward through gathered
-      tensors is a collective: if one rank leaves a gathered tensor out of its graph, the others wait forever.
+      tensors is a collective: if one rank leaves a gathered tensor out of its graph, the others are left
+      waiting.
     * No waiting for the device: no ``.item()``, ``nonzero``, ``unique`` or boolean index on vectors or on
       values computed from them. Autocast is off when a term is called.
     * No tensor and no state after it returns: gradient caching frees the vectors, and checkpoints do not

@@ -7,8 +7,8 @@ over ranks and cut into parts at once. Layers and towers are the units. A tower 
 and gradient caching calls towers, so neither the backbone nor the bi-encoder could be a unit. Outside of
 forward and backward every weight is in parts.
 
-Each forward and each backward of a unit is a collective, so all ranks make equally many of both, in the same
-order. A tower takes its tokens in one pack. A rank with fewer chunks or batches than another encodes
+Each forward and each backward of a unit is a collective, so all ranks run the same number of each, in the
+same order. A tower takes its tokens in one pack. A rank with fewer chunks or batches than another encodes
 ``filler_tokens`` in their place.
 """
 

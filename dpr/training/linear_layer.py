@@ -1,8 +1,8 @@
 """A linear layer behind a trained model's vectors, fitted to a corpus without labels: the method of
 ``dpr adapt`` for a given model.
 
-The backbone stays as it is, so the fit takes about a minute once some passages are encoded. Questions are cut
-from passages. The target ranking of each question is the hybrid of BM25 and the model itself, over all
+The backbone stays as it is, so the fit takes about a minute once some passages are encoded. Pseudo-questions
+are cut from passages. The target ranking of each is the hybrid of BM25 and the model itself, over all
 passages except the one it was cut from: that passage holds its words and would teach nothing. The layer is
 the same for both sides, and begins as the identity.
 """
@@ -37,7 +37,7 @@ _TEMPERATURE = 0.05
 _EPOCHS = 3
 _BATCH_SIZE = 32
 _MOST_LAPS = 8
-"""Questions of a passage, at most."""
+"""Maximum number of pseudo-questions of a passage."""
 _DEPTH = 1000
 """Number of passages that each side of the hybrid lists; all others have score 0."""
 _WEIGHT = 0.5
@@ -53,7 +53,7 @@ def add_fitted_layer(
 
     Raises:
         ConfigError: the model's vectors go through an activation, or its questions through a static table.
-        InputError: the corpus has no passages to cut questions from.
+        InputError: the corpus has too few passages for pseudo-questions.
     """
     if model.settings.projection_activation != "none" or model.settings.static_questions:
         raise ConfigError(
@@ -93,11 +93,11 @@ def add_fitted_layer(
 def draw_texts(
     pairs: PseudoPairs, *, most_questions: int, seed: int
 ) -> tuple[list[Passage], list[str], list[int]]:
-    """Returns at most ``MOST_PASSAGES`` passages, questions cut from them, and the place of each question's
-    passage.
+    """Returns at most ``MOST_PASSAGES`` passages, pseudo-questions from them, and the place of each
+    pseudo-question's passage.
 
     Raises:
-        InputError: the corpus has no passages to cut questions from.
+        InputError: the corpus has too few passages for pseudo-questions.
     """
     generator = generator_for(PAIRS, seed, 0, 0, 0)
     rows: list[int] = np.sort(generator.permutation(pairs.num_passages)[:MOST_PASSAGES]).tolist()

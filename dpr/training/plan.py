@@ -62,7 +62,7 @@ def make_plan(
 ) -> Plan:
     """Returns the plan: the train sets cut into global batches of ``pool_size`` questions, as this rank sees
     them, and the resulting steps. If no set has that many rows, a global batch has the rows of the smallest
-    set, rounded down to a multiple of the ranks.
+    set (with ``train.sampling.mixed``, of all sets), rounded down to a multiple of the ranks.
 
     Raises:
         ConfigError: an epoch has fewer global batches than an update takes, or a set has fewer rows than

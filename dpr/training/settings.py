@@ -82,7 +82,7 @@ class BatchSettings(Settings):
     num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=WARNED)
     """Passes over the training data."""
     max_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
-    """Stop after this many optimizer steps; 0 = after num_train_epochs."""
+    """Maximum number of optimizer steps; 0 = only num_train_epochs limits the run."""
     stop_at_epoch: int = setting(0, unit="epochs", least=0, on_resume=START)
     """Stop after this epoch of the full schedule; the same command without it continues. 0 = at the end."""
 
@@ -188,8 +188,8 @@ class Periods(Settings):
         choices=("best", "better"),
         on_resume=WARNED,
     )
-    """Model that a finished run opens as: best = its best checkpoint; better = the base model instead, if no
-    checkpoint is better."""
+    """best: a finished run opens as its best checkpoint; better: as the base model, if no checkpoint is
+    better."""
     callbacks: Any = setting(None, on_resume=WARNED)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them
     (docs/extending.md)."""

@@ -1,4 +1,4 @@
-"""Static towers distilled from a model's vectors of a corpus and of questions cut from it, without labels:
+"""Static towers distilled from a model's vectors of a corpus and of pseudo-questions from it, without labels:
 the method of ``dpr adapt static=``.
 
 The model encodes each text once, and the rows of a static embedding table are fitted to these vectors in
@@ -44,7 +44,7 @@ def learn_static(
 
     Raises:
         ConfigError: ``model`` has two towers or adapters, or is static.
-        InputError: the corpus has no passages to cut questions from.
+        InputError: the corpus has too few passages for pseudo-questions.
     """
     if is_static(model.ctx_model.backbone):
         raise ConfigError(f"static={sides}, but the model is static already; leave it out")

@@ -353,7 +353,7 @@ class ValidateAndSave(Callback):
 
 class EarlyStopping(Callback):
     """Callback that stops a run after ``patience`` validations in a row without an improvement. The metric is
-    the one that chooses the best checkpoint; an improvement exceeds the best value by more than
+    the one that chooses the best checkpoint. It has improved if it is better than its best value by more than
     ``min_delta``.
 
     Counting starts over when that metric changes to the average rank. Rerunning a stopped run does nothing.

@@ -125,8 +125,8 @@ class DevSetValidation(Validation):
 
 
 class NllValidation(DevSetValidation):
-    """``eval/nll_loss`` and ``eval/in_batch_acc`` over batches like those of training, whatever its loss.
-    Both depend on ``eval/candidates``, the mean number of candidates of a question. Due until
+    """``eval/nll_loss`` and ``eval/in_batch_acc`` over batches like those of training, whatever the training
+    loss is. Both depend on ``eval/candidates``, the mean number of candidates of a question. Due until
     ``val_av_rank_start_epoch``."""
 
     kinds = ("nll_loss", "in_batch_acc", "candidates")

@@ -21,8 +21,8 @@ class Validation(ABC):
 
     * All ranks call it together, and it returns the same metrics on every rank, whatever their number. Either
       it shares the work and sums over ranks, or every rank does all of it. If one rank raises alone, the
-      others wait forever. With ``train.sharding``, all ranks encode together, so all of them must call the
-      encoder equally often, with no texts if need be.
+      others are left waiting. With ``train.sharding``, all ranks encode together, so all of them must call
+      the encoder equally often, with no texts if need be.
     * The names start with ``eval/``, do not change from call to call, and no other validation of the run uses
       them. Values are numbers.
     * It leaves the model as it was: weights, gradients and training mode (``BiEncoder.encode_batch`` restores
