@@ -88,7 +88,9 @@ def test_any_program_reads_documents_and_leaves_no_process(
 ) -> None:
     """A script without a main module, ended while a document is read."""
     files = folder("waits")
-    code = f"from pathlib import Path\nfrom dpr.formats.bounded_reading import read_documents\nfiles = {list(files)}\n"
+    # a program that was started in the background ignores Ctrl-C
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += f"from pathlib import Path\nfrom dpr.formats.bounded_reading import read_documents\nfiles = {list(files)}\n"
     Path("script.py").write_text(f"{code}print(*read_documents({{name: Path(name) for name in files}}))\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen(
