@@ -27,8 +27,8 @@ _TRAINED = "lora_"
 
 
 class BaseModel(NamedTuple):
-    """The frozen model that adapters belong to: a name or folder, and a fingerprint of its weights, empty
-    where none is known yet."""
+    """Frozen model that adapters belong to: a name or folder, and a fingerprint of its weights, empty if it
+    is not yet known."""
 
     name: str
     fingerprint: str
@@ -45,15 +45,16 @@ class Adapter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, the backbone computes with this adapter. What requires a gradient stays as it is."""
+        """Lets the backbone compute with this adapter inside the block. It does not change which weights
+        require a gradient."""
         with _switched(self.layers, [self.name]):
             yield
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Of a forward with checkpointed activations, called there, and of its repetition in backward, when
-        another adapter may be active.
+        """Returns contexts for a forward with checkpointed activations, which calls this method, and for its
+        repetition in backward, when another adapter may be active.
 
-        Both adapters of a backbone give the same: those of the active one.
+        Both adapters of a backbone return the same contexts: those of the active one.
         """
         return nullcontext(), _switched(self.layers, next(iter(self.layers.values()))._active_adapter)
 
@@ -77,7 +78,7 @@ def adapted_layers(backbone: nn.Module) -> dict[str, Any]:
 
 
 def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings) -> list[Adapter]:
-    """Freezes a backbone and gives it an adapter for each tower, which changes nothing before it is trained.
+    """Freezes a backbone and adds an adapter for each tower, which changes no output before it is trained.
 
     Raises:
         ConfigError: peft is not installed, or the backbone has no such layers.
@@ -123,20 +124,20 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
         )
         peft.inject_adapter_in_model(configs[name], backbone, adapter_name=name)
         del backbone.peft_config  # it would warn of the second adapter
-    # said here: what peft marks depends on the order of adapters
+    # set here, because the weights that peft marks depend on the order of adapters
     for name, parameter in backbone.named_parameters():
         parameter.requires_grad_(_TRAINED in name)
     return [Adapter(backbone, name, base, config) for name, config in configs.items()]
 
 
 def is_stored(name: str) -> bool:
-    """Whether a weight of a model with adapters belongs into its checkpoints: all but those of the frozen
+    """True if a weight of a model with adapters is stored in checkpoints, as all are but those of the frozen
     backbone."""
     return ".backbone." not in name or _TRAINED in name
 
 
 def weights_fingerprint(module: nn.Module) -> str:
-    """Changes with any weight."""
+    """Returns a hash that changes with any weight."""
     digest = sha256()
     update_digest(digest, distinct_weights(module))
     return digest.hexdigest()[:32]
@@ -150,8 +151,8 @@ def update_digest(digest: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropout: Any) -> nn.Module:
-    """The backbone that a checkpoint's adapters belong to: ``given``, or what the checkpoint names, which is
-    sought on this machine only.
+    """Loads the backbone that a checkpoint's adapters belong to: ``given``, or the model that the checkpoint
+    names. The latter is looked up on this machine only.
 
     Raises:
         CheckpointError: it is not here, or its weights are not those that the adapters were trained with.

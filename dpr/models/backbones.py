@@ -1,9 +1,9 @@
-"""Backbones: third-party models, read by transformers from a folder or by a name that a person typed; encoders
-without their poolers, with a given dropout.
+"""Backbones: third-party encoders without their poolers, with a given dropout. transformers reads them from a
+folder or by a name that a person typed.
 
-A folder decides what the model is: sizes, weights, vocabulary. It does not decide how it is run: attention,
-kernels, quantisation, parallel plans and code that a config names are dropped. Folders are read without
-network access.
+A folder determines what the model is: sizes, weights, vocabulary. It does not determine how the model is run:
+attention, kernels, quantisation, parallel plans and code that a config names are dropped. Folders are read
+without network access.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpr.storage.durable import MANIFEST, read_json, read_manifest
 from dpr.storage.untrusted import describe, is_below
 
 CONFIG = "config.json"
-# Keys of a config that decide how a model is run, not what it is.
+# Keys of a config that say how a model is run, not what it is.
 _RUNNING = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
     r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
@@ -53,7 +53,8 @@ _MAX_POSITIONS = 1 << 24
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The settings in a file; empty where there is none. CheckpointError for what is not an object."""
+    """Returns the settings in a file; empty if there is none. Raises CheckpointError if it holds no
+    object."""
     found = read_json(file) if os.path.lexists(file) else {}  # what is there must be a file
     if not isinstance(found, dict):
         raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
@@ -61,19 +62,21 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def require_plain(stated: Mapping[str, Any], plain: Mapping[str, Any], file: Path, expected: str) -> None:
-    """CheckpointError where one of these settings is stated and is not the ``plain`` one."""
+    """Raises CheckpointError if one of these settings is stated and is not the ``plain`` one."""
     for name, value in plain.items():
         if stated.get(name) and stated[name] != value:
             raise CheckpointError(f"{name} is {describe(stated[name])}", file=file, expected=expected)
 
 
 def local_model(name: str | Path) -> Path:
-    """The file or folder of a model that a person named; of a name that is none here, the snapshot of the
-    hub's model, fetched or in the cache, without pickles and code. A name without a slash is tried among
-    those of sentence-transformers first, as that library does.
+    """Returns the file or folder of a model that a person named.
+
+    For a name that is none here, this is the snapshot of the hub's model, fetched or in the cache, without
+    pickles and code. A name without a slash is first tried among those of sentence-transformers, as that
+    library does.
 
     Raises:
-        CheckpointError: there is neither.
+        CheckpointError: there is neither a file or folder nor such a model.
     """
     path = user_path(name)
     is_below_here = "/" in str(name) and path.parent.is_dir()
@@ -84,7 +87,7 @@ def local_model(name: str | Path) -> Path:
 
 @cache  # all that a process reads is of one revision
 def snapshot_of(name: str) -> Path:
-    """The snapshot of a model of the hub.
+    """Returns the snapshot of a model of the hub.
 
     Raises:
         CheckpointError: there is none.
@@ -108,9 +111,9 @@ def snapshot_of(name: str) -> Path:
 
 
 def files_of_model(path: Path) -> dict[str, Path]:
-    """The files that a model is read from, by their names in its folder: those there, those in folders that they name,
-    and those of the model that an adapter builds on. Others may come and go, such as a run that was trained from the
-    model and written into its folder."""
+    """Returns the files that a model is read from, by their names in its folder: those there, those in
+    folders that they name, and those of the model that an adapter builds on. Other files may come and go,
+    such as a run that was trained from the model and written into its folder."""
     found: dict[str, Path] = {}
     seen = set()
     places = [("", resolve_checkpoint(path))]
@@ -135,11 +138,11 @@ def files_of_model(path: Path) -> dict[str, Path]:
 
 @contextmanager
 def base_model(given: str | None, stored: Any, file: Path) -> Iterator[str]:
-    """The name of a model that another file builds on: ``given`` by a person, else the one ``stored`` in the
-    file, which is only sought on this machine, so that no file can cause a download.
+    """Yields the name of a model that another file builds on: ``given`` by a person, else the one ``stored``
+    in the file. The latter is looked up on this machine only, so that no file can cause a download.
 
     Raises:
-        CheckpointError: none is stored, or it is not here, or cannot be loaded.
+        CheckpointError: no name is stored, or the model is not here or cannot be loaded.
     """
     hint = "set encoder.pretrained_model_cfg=<folder of that model, with config.json and tokenizer>"
     if not given and not (isinstance(stored, str) and stored):
@@ -159,7 +162,7 @@ def base_model(given: str | None, stored: Any, file: Path) -> Iterator[str]:
 
 
 def read_config(source: str | Path) -> Any:
-    """The config of a model, without what decides how it is run.
+    """Reads the config of a model, without the keys that say how it is run.
 
     Raises:
         InputError: there is none, it is damaged, or it asks for a model of impossible size.
@@ -204,7 +207,7 @@ def read_config(source: str | Path) -> Any:
 
 
 def without_running(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a config, nested ones included, without what decides how a model is run."""
+    """Returns the values of a config, nested ones included, without those that say how a model is run."""
     kept = {name: value for name, value in values.items() if not _RUNNING.fullmatch(name)}
     return {
         name: without_running(value) if isinstance(value, dict) else value for name, value in kept.items()
@@ -212,8 +215,8 @@ def without_running(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:
-    """InputError if a config asks for a larger model than the weights beside it, so that no file of a few
-    bytes can take all memory."""
+    """Raises InputError if a config asks for a larger model than the weights beside it, so that no file of a
+    few bytes can take all memory."""
     most = max((size for shape in shapes.values() for size in shape), default=0)
     limits = {name: most or limit for name, limit in _MAX_SIZE.items()}
     limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
@@ -227,7 +230,8 @@ def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], 
 
 
 def load_weights(model_class: Any, source: str | Path, config: Any, **options: Any) -> Any:
-    """A model of ``model_class`` (one of transformers' Auto classes) in fp32 with the weights of ``source``.
+    """Loads a model of ``model_class`` (one of transformers' Auto classes) in fp32 with the weights of
+    ``source``.
 
     Raises:
         InputError: weights are damaged, missing, or of another shape than in ``config``.
@@ -262,8 +266,8 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
 
 
 def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by name in the safetensors files of a folder; InputError if a file is damaged or holds quantised
-    weights."""
+    """Returns shapes by name in the safetensors files of a folder. Raises InputError if a file is damaged or
+    holds quantised weights."""
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -288,8 +292,8 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_safetensors(folder: Path) -> None:
-    """CheckpointError if a folder has no safetensors file; pickled weights are not read. InputError as
-    ``check_files``."""
+    """Raises CheckpointError if a folder has no safetensors file, because pickled weights are not read.
+    Raises InputError as ``check_files`` does."""
     check_files(folder)
     if not any(folder.glob("*.safetensors")):
         found = "has no model.safetensors" if folder.exists() else "there is no such folder"
@@ -302,9 +306,10 @@ def check_safetensors(folder: Path) -> None:
 @overlapping
 @contextmanager
 def _without_adapters() -> Iterator[None]:
-    """A block in which transformers follows no ``adapter_config.json``, which names a base model to look up.
+    """Keeps transformers from following an ``adapter_config.json``, which names a base model to look up.
 
-    It does wherever peft is installed, and has no option against it; so in this block peft is not.
+    transformers follows it wherever peft is installed, and has no option against it; so peft seems absent
+    inside the block.
     """
     from transformers.integrations import peft
     from transformers.models.auto import auto_factory
@@ -323,7 +328,8 @@ def _without_adapters() -> Iterator[None]:
 @overlapping
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """A block in which transformers reports only errors, and has a progress bar on the main rank's terminal alone.
+    """Lets transformers report only errors inside the block, with a progress bar on the main rank's terminal
+    alone.
 
     Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still
     lists missing weights.
@@ -350,8 +356,8 @@ def load_backbone(
     dropout: float | None = None,
     attention_dropout: float | None = None,
 ) -> nn.Module:
-    """Loads a Hugging Face encoder in fp32, or with random weights from its config, as a folder of ``dpr
-    new-encoder`` has no others.
+    """Loads a Hugging Face encoder in fp32, or makes one with random weights from its config. A folder of
+    ``dpr new-encoder`` has no weights.
 
     ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as the model's default),
     ``attention_dropout`` only the latter. Code in the folder is never run.
@@ -374,8 +380,8 @@ def load_backbone(
 
 
 def is_without_weights(folder: Path) -> bool:
-    """Whether a folder is one of ``dpr new-encoder``, whose weights come with training, or a static encoder's
-    that was made by hand."""
+    """True if a folder has a config without weights: one of ``dpr new-encoder``, whose weights come with
+    training, or one of a static encoder that was made by hand."""
     if not (folder / CONFIG).is_file() or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
         return False
     if not (folder / MANIFEST).is_file():
@@ -389,7 +395,8 @@ def is_without_weights(folder: Path) -> bool:
 def backbone_from_config(
     config: Any, *, dropout: float | None = None, attention_dropout: float | None = None
 ) -> nn.Module:
-    """Random weights. Each call copies the config, because models keep settings on it."""
+    """Makes a backbone with random weights. Each call copies the config, because models keep settings on
+    it."""
     config = copy.deepcopy(config)
     set_dropout(config, dropout, attention_dropout)
     backbone = auto_class(config).from_config(
@@ -399,7 +406,7 @@ def backbone_from_config(
     return backbone
 
 
-# Probabilities of heads, which no vector passes, and of skipping whole layers.
+# Probabilities of heads, which no vector passes through, and of skipping whole layers.
 _NO_DROPOUT_OF_TOWERS = re.compile("classif|summary|pooler|qa_|layer_?drop|path|token")
 
 
@@ -419,7 +426,7 @@ def dropout_of(config: Any) -> dict[str, float]:
     }
 
 
-# Keys of a config that decide no vector: of heads, of how files are written, and of dropout, which has
+# Keys of a config that affect no vector: of heads, of how files are written, and of dropout, which has
 # settings.
 _UNDECIDING = re.compile(
     r"architectures|(torch_)?dtype|transformers_version|(id2)?label(2id)?|problem_type|use_cache|.*drop.*|_.*"
@@ -427,10 +434,10 @@ _UNDECIDING = re.compile(
 
 
 def deciding_config(config: Any) -> dict[str, Any]:
-    """The keys of a config that decide a vector, with their values, where these are not the default of its
-    family.
+    """Returns the keys of a config that affect a vector, with their values, where these are not the default
+    of its family.
 
-    A version of transformers that adds a key with a default changes nothing in it.
+    A version of transformers that adds a key with a default does not change the result.
     """
     defaults: dict[str, Any] = {}
     with suppress(Exception):  # some families have no default
@@ -477,7 +484,8 @@ def auto_class(config: Any) -> Any:
 
 
 def _without_pooler(config_class: type) -> dict[str, bool]:
-    """The pooler is never used; leaving it out keeps data-parallel training free of unused parameters."""
+    """Returns the option that leaves out the pooler. It is never used, and data-parallel training must have
+    no unused parameters."""
     from transformers import AutoModel
 
     registered: Any = AutoModel._model_mapping.get(config_class, None)

@@ -57,13 +57,13 @@ from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder
 
 BATCH_TOKENS = 8192
-"""Tokens of a forward pass without gradient, where the caller does not say."""
+"""Default number of tokens in a forward pass without gradient."""
 
 PassageLike = str | Passage | Mapping[str, Any]
 
 
 class BiEncoderVectors(NamedTuple):
-    """``questions`` (B, D), ``contexts`` (C, D), and the ``temperature`` of their scores."""
+    """Vectors of ``questions`` (B, D) and ``contexts`` (C, D), and the ``temperature`` of their scores."""
 
     questions: Tensor
     contexts: Tensor
@@ -101,15 +101,15 @@ class BiEncoder(nn.Module):
         options = options or TowerOptions()
         temperature = options.temperature or (0.05 if settings.normalize else 1.0)
         self.has_temperature = options.temperature is not None
-        """Its temperature was stated or trained with; else it is not stored."""
+        """True if its temperature was stated or trained with; otherwise it is not stored."""
         self.options = replace(options, temperature=temperature)
         self.log_temperature = (
             nn.Parameter(torch.tensor(temperature).log()) if options.learn_temperature else None
         )
         self.stored_temperature: float | None = None
-        """The temperature in the checkpoint that it was loaded from, if that stores one."""
+        """Temperature in the checkpoint that it was loaded from, if that stores one."""
         self.is_random = False
-        """Its layers have random weights, as those of a new model do."""
+        """True if its layers have random weights, as in a new model."""
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
         for tower in self.towers:
@@ -130,20 +130,21 @@ class BiEncoder(nn.Module):
         *,
         on_contexts: Callable[[Tensor], None] = lambda vectors: None,
     ) -> BiEncoderVectors:
-        """Encodes both sides. ``encoder_type`` question | ctx uses that tower for both (DPR's per-set
+        """Encodes both sides. ``encoder_type`` question or ctx uses that tower for both (DPR's per-set
         option).
 
-        ``on_contexts`` receives the context vectors as soon as they are computed, with two towers before the
-        questions are encoded: what it starts, such as sending them to other ranks, overlaps with that.
+        ``on_contexts`` receives the context vectors as soon as they are computed; with two towers, this is
+        before the questions are encoded. Work that it starts, such as sending them to other ranks, overlaps
+        with that.
 
-        Every tower takes part in every call, with weight zero where a pool does not need it: under
-        data-parallel training a rank that skips a tower leaves the others waiting.
+        Every tower takes part in every call, with weight zero if the batch does not need it: under
+        data-parallel training, a rank that skips a tower leaves the others waiting.
         """
         question_tower = self.tower(encoder_type or "question")
         context_tower = self.tower(encoder_type or "ctx")
         if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
-            # Together, the packs are fuller, and the gradient of the word table, as large as the table, is
-            # computed once.
+            # Encoded together, packs are fuller, and the gradient of the word table, which is as large as the
+            # table, is computed once.
             vectors = question_tower(TokenBatch.join([questions, contexts]))
             question_vectors, context_vectors = vectors.split([len(questions), len(contexts)])
             on_contexts(context_vectors)
@@ -160,7 +161,7 @@ class BiEncoder(nn.Module):
         return BiEncoderVectors(question_vectors, context_vectors, self.temperature)
 
     def train(self, mode: bool = True) -> BiEncoder:
-        """Training mode; a frozen context tower stays in evaluation mode, so that its dropout is off."""
+        """Sets training mode. A frozen context tower stays in evaluation mode, so that its dropout is off."""
         super().train(mode)
         if self.options.fix_ctx_encoder:
             self.ctx_model.eval()
@@ -176,20 +177,20 @@ class BiEncoder(nn.Module):
 
     @property
     def sides_differ(self) -> bool:
-        """Whether a text has another vector as a question than as a passage: towers of their own, or other
-        prompts. Not looked at are the lengths that either is cut to, and apostrophes."""
+        """True if a text has another vector as a question than as a passage, because of separate towers or
+        other prompts. Length limits and apostrophes are not compared."""
         return (
             self.question_model is not self.ctx_model
             or self.tensorizer.text.query_prompt != self.tensorizer.text.passage_prompt
         )
 
     def tower(self, encoder_type: str) -> Encoder:
-        """``question`` or ``ctx``."""
+        """Returns the tower named ``question`` or ``ctx``."""
         return self.question_model if encoder_type == "question" else self.ctx_model
 
     @property
     def towers(self) -> list[Encoder]:
-        """Both towers; a shared one once."""
+        """Returns both towers; a shared one once."""
         return list(dict.fromkeys((self.question_model, self.ctx_model)))
 
     def trained_towers(self) -> list[Encoder]:
@@ -198,23 +199,24 @@ class BiEncoder(nn.Module):
 
     @property
     def temperature(self) -> Temperature:
-        """Losses and validations divide scores by it."""
+        """Returns the temperature by which losses and validations divide scores."""
         if self.log_temperature is not None:
             return Temperature(local_shard(self.log_temperature).exp())
         return Temperature(self.options.temperature or 1.0)
 
     @property
     def similarity_fn_name(self) -> str:
-        """``cosine`` where vectors have length 1, else ``dot``; in both cases the product of two vectors is
-        their score."""
+        """Returns ``cosine`` if vectors have length 1, else ``dot``. In both cases the score is the product
+        of two vectors."""
         return "cosine" if self.settings.normalize else "dot"
 
     def similarity(self, questions: Any, passages: Any) -> Tensor:
-        """Scores (Q, P) of vectors (Q, D) and (P, D), arrays or tensors, by ``similarity_fn_name``."""
+        """Returns scores (Q, P) of vectors (Q, D) and (P, D), arrays or tensors, by
+        ``similarity_fn_name``."""
         return self._compared(questions) @ self._compared(passages).T
 
     def similarity_pairwise(self, questions: Any, passages: Any) -> Tensor:
-        """Scores (N,) of each of the vectors (N, D) with the one in its place."""
+        """Returns scores (N,) of each of the vectors (N, D) with the other in its place."""
         return (self._compared(questions) * self._compared(passages)).sum(-1)
 
     def _compared(self, vectors: Any) -> Tensor:
@@ -228,7 +230,7 @@ class BiEncoder(nn.Module):
 
     @property
     def max_seq_length(self) -> int:
-        """The longest text in tokens, special tokens included; set, it holds for both sides.
+        """Returns the longest text in tokens, special tokens included. Setting it changes both sides.
 
         Raises:
             ConfigError: the backbone has fewer positions, or the model has the original's stray [SEP].
@@ -250,7 +252,7 @@ class BiEncoder(nn.Module):
         return self.tensorizer.tokenizer
 
     def get_sentence_embedding_dimension(self) -> int:
-        """``dimension``, under the name of sentence-transformers."""
+        """Returns ``dimension``, under the name of sentence-transformers."""
         return self.dimension
 
     def __getattr__(self, name: str) -> Any:
@@ -261,8 +263,8 @@ class BiEncoder(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any weight of the towers and any setting, of theirs or of their config, that changes
-        vectors."""
+        """Returns a hash that changes with any weight of the towers, and with any setting of theirs or of
+        their config that changes vectors."""
         configs = [deciding_config(tower.config) for tower in self.towers]
         parts = [repr(sorted(self.settings.as_dict().items())), self.tensorizer.fingerprint]
         parts += [json.dumps(configs, sort_keys=True), "" if self.base is None else self.base.fingerprint]
@@ -275,8 +277,8 @@ class BiEncoder(nn.Module):
         return [tower.backbone.get_input_embeddings().weight for tower in self.towers]
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights by name, of a sharded model DTensors; those that modules share (a tower, a table) appear
-        once, under their first name."""
+        """Returns weights by name, DTensors for a sharded model. Weights that modules share (a tower, a
+        table) appear once, under their first name."""
         return {
             name: tensor
             for name, tensor in distinct_weights(self).items()
@@ -304,9 +306,10 @@ class BiEncoder(nn.Module):
             self.settings = replace(self.settings, dimensions=dimensions)
 
     def use_static_questions(self) -> None:
-        """Replaces the question tower by a table of token vectors. A token's row begins as the vector of that
-        token alone, by the tower so far, so tokens that no question of the training data holds have their
-        place too.
+        """Replaces the question tower by a static embedding table.
+
+        The row of a token starts as the vector that the present tower gives to that token alone. So tokens
+        that occur in no training question have a row too.
 
         Raises:
             ConfigError: the tower of passages has no layers, or the weights are adapters.
@@ -326,8 +329,8 @@ class BiEncoder(nn.Module):
         self.settings = replace(self.settings, shared=False, static_questions=True)
 
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
-        """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed
-        temperature.
+        """Copies weights into the model. A model that does not learn its temperature takes a learned one as
+        its fixed temperature.
 
         Raises:
             CheckpointError: names or shapes differ.
@@ -350,8 +353,9 @@ class BiEncoder(nn.Module):
         prompt_name: str | None = None,
         **options: Any,
     ) -> Any:
-        """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. Before them comes
-        the model's ``query_prompt``, or the one of its ``prompts`` that ``prompt`` or ``prompt_name`` names.
+        """Returns vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. The
+        model's ``query_prompt`` precedes them, or the one of its ``prompts`` that ``prompt`` or
+        ``prompt_name`` names.
 
         Options, as of ``encode_passages``:
             batch_tokens: tokens of a forward pass at most; texts of similar length are encoded together.
@@ -371,9 +375,9 @@ class BiEncoder(nn.Module):
         return vectors[0] if isinstance(texts, str) else vectors
 
     def encode_passages(self, passages: PassageLike | Sequence[PassageLike], **options: Any) -> Any:
-        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a
-        single one. Before them comes the model's ``passage_prompt``. Dictionaries, and the rows of a table,
-        are read by their names (``text``, ``title``). Options as of ``encode_questions``.
+        """Returns vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,)
+        for a single one. The model's ``passage_prompt`` precedes them. Dictionaries, and the rows of a table,
+        are read by their names (``text``, ``title``). The options are those of ``encode_questions``.
 
         Raises:
             TypeError: something else than texts and passages is given.
@@ -388,11 +392,12 @@ class BiEncoder(nn.Module):
     encode_document = encode_passages
 
     def encode(self, texts: Any, *, prompt_name: str | None = None, **options: Any) -> Any:
-        """``encode_passages`` under the name of sentence-transformers, where the sides do not differ.
-        ``prompt_name`` chooses one: ``document``, ``query``, or the name of another prompt of questions.
+        """Encodes texts as ``encode_passages`` does, under the name of sentence-transformers, if the sides do
+        not differ. ``prompt_name`` chooses one: ``document``, ``query``, or the name of another prompt of
+        questions.
 
         Raises:
-            ConfigError: ``sides_differ``, and no ``prompt_name`` says which one.
+            ConfigError: ``sides_differ``, and ``prompt_name`` chooses none.
         """
         if prompt_name not in (None, "document"):
             name = None if prompt_name == "query" else prompt_name
@@ -452,10 +457,13 @@ class BiEncoder(nn.Module):
         max_sequences: int = 0,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Tensor:
-        """Vectors (N, D) of token sequences in the given order, on the model's device, without dropout; of
-        similar lengths together, at most ``batch_tokens`` tokens a forward and, above 0, ``max_sequences``.
-        ``on_batch`` is called after each with its sequences and tokens.
-        All ranks of a sharded model call it together, with or without texts."""
+        """Returns vectors (N, D) of token sequences in the given order, on the model's device, without
+        dropout.
+
+        Sequences of similar length are encoded together, at most ``batch_tokens`` tokens a forward and, if
+        above 0, at most ``max_sequences``. ``on_batch`` is called after each forward with its numbers of
+        sequences and tokens. All ranks of a sharded model call this method together, with or without texts.
+        """
         tower = self.tower(encoder_type)
         was_training = self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
@@ -464,11 +472,11 @@ class BiEncoder(nn.Module):
         if is_changed:  # to visit every module takes longer than to look a question up in a table
             self.eval()
         try:
-            # With one thread too, so that the bits do not depend on their number.
+            # Also with one thread, so that the bits do not depend on the number of threads.
             is_for_streams = tower.runs_in_streams
             budget = min(batch_tokens, CPU_FORWARD_TOKENS) if is_for_streams else batch_tokens
             batches = plan_token_batches(tokens.lengths.cpu().numpy(), budget, max_sequences or len(tokens))
-            # known to all before the first
+            # must be known to all ranks before the first forward
             most = largest_over_ranks(len(batches)) if tower.is_sharded else 0
             lock = Lock()
 
@@ -507,8 +515,8 @@ class BiEncoder(nn.Module):
             self.write_to(temporary)
 
     def write_to(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-        """Writes what is needed to use the model into an existing folder (``dpr.formats.checkpoints``);
-        ``weights``, if sharded, whole."""
+        """Writes everything needed to use the model into an existing folder (``dpr.formats.checkpoints``).
+        The ``weights`` of a sharded model are given whole."""
         checkpoints.write_tensors(
             folder, checkpoints.MODEL_FILE, self.weights() if weights is None else weights
         )
@@ -541,20 +549,24 @@ class BiEncoder(nn.Module):
         **others: Any,
     ) -> BiEncoder:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
-        Hugging Face or peft, or a checkpoint file of the original DPR. In evaluation mode; needs no network.
-        A name that is none of these here is one of the hub (``local_model``).
+        Hugging Face or peft, or a checkpoint file of the original DPR.
 
-        The lengths that ``settings`` give are in effect. The others are for third-party folders, which state less; what
-        these do state (pooling, prompt) takes precedence. ``text`` names prompts, title template and apostrophe rule of
-        a model that states none or, with ``allow_other_prompts``, in place of its own; ``prompts``, as in sentence-transformers,
-        do so by the names query and document. The three arguments before them are
-        for files of the original, which have no config, no tokenizer, and need its stray [SEP];
-        ``pretrained_model_cfg`` names the model to take both from, instead of the name in the file, or the
-        model that adapters belong to. The temperature is that of the checkpoint unless ``options`` state one.
+        The model is in evaluation mode; loading needs no network. A name that is none of these here is looked
+        up on the hub (``local_model``).
+
+        The lengths in ``settings`` are in effect. Its other values are for third-party folders, which state
+        less. Values that the folder does state (pooling, prompt) take precedence. ``text`` names prompts,
+        title template and apostrophe rule of a model that states none or, with ``allow_other_prompts``, in
+        place of its own; ``prompts`` does the same by the names query and document, as in
+        sentence-transformers. ``pretrained_model_cfg``, ``special_tokens`` and ``trailing_sep`` are for files
+        of the original, which have no config, no tokenizer, and need its stray [SEP].
+        ``pretrained_model_cfg`` names the model to take config and tokenizer from, instead of the name in the
+        file, or the model that adapters belong to. The temperature is that of the checkpoint unless
+        ``options`` state one.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
-            ConfigError: ``text`` is not what the model was trained with.
+            ConfigError: ``text`` differs from the text settings that the model was trained with.
         """
         from dpr.models.model_folders import read_model  # readers of every library's folders
 
@@ -632,8 +644,8 @@ class BiEncoder(nn.Module):
 
     @classmethod
     def from_sentence_transformers(cls, model: Any, **arguments: Any) -> BiEncoder:
-        """The towers of a ``SentenceTransformer``, read like a folder that it saved, with the ``arguments``
-        of ``load``. CheckpointError if its vectors would be others here."""
+        """Reads the towers of a ``SentenceTransformer`` like a folder that it saved, with the ``arguments``
+        of ``load``. Raises CheckpointError if its vectors would differ here."""
         with TemporaryDirectory() as folder:
             model.save_pretrained(folder, create_model_card=False)
             return cls.load(folder, **arguments)
@@ -651,12 +663,12 @@ class BiEncoder(nn.Module):
         options: TowerOptions | None = None,
         **unknown: Any,
     ) -> BiEncoder:
-        """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
-        weights. The weights of ``idf`` pooling begin with the frequencies in the encoder's folder.
+        """Makes two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
+        weights. The weights of ``idf`` pooling start from the frequencies in the encoder's folder.
 
-        A model of sentence-transformers comes as ``load`` opens it where ``settings`` are left out; else
-        towers are made of its encoder and its Dense, one or two as it has, with its pooling, normalisation, prompts
-        and lengths where ``settings`` do not give others.
+        Without ``settings``, a model of sentence-transformers is opened as by ``load``. With them, its
+        encoder and its Dense become the towers, one or two as in the model. Pooling, normalisation, prompts
+        and lengths are the model's unless ``settings`` give others.
         """
         from dpr.models.model_folders import read_model
 

@@ -56,13 +56,12 @@ class CrossEncoder:
         self._max_length = min(max_length, positions, tokenizer.model_max_length)
 
     def score(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """The probability, 0 to 1, that the passage of each pair is relevant to the question."""
+        """Returns the probability, 0 to 1, that the passage of each pair is relevant to the question."""
         return torch.sigmoid(torch.tensor(self.log_odds(pairs), dtype=torch.float64)).tolist()
 
     @torch.inference_mode()
     def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """What that probability is the logistic function of: the one logit, or the second of two less the
-        first."""
+        """Returns the log-odds of that probability: the one logit, or the second of two less the first."""
         if not pairs:
             return []
         questions = [question for question, _ in pairs]

@@ -1,5 +1,5 @@
-"""One tower: a Hugging Face encoder, pooling, an optional projection; and the towers of a bi-encoder, made of the
-parts that readers of files and folders return, or with activations that are computed again."""
+"""One tower: a Hugging Face encoder, pooling, an optional projection. Also the towers of a bi-encoder, built
+from the parts that readers of files and folders return, and checkpointed activations."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from dpr.models.trials import (
 
 
 def filler_tokens(device: torch.device) -> TokenBatch:
-    """A short text of any words, for a forward whose vector nobody reads."""
+    """Returns a short text of any words, for a forward whose vector nobody reads."""
     return TokenBatch.from_lists([[1] * LENGTHS[-1]]).to(device)
 
 
 class Encoder(nn.Module):
-    """Token sequences -> vectors (N, D) in fp32 (or the weights' precision if that is higher).
+    """Turns token sequences into vectors (N, D) in fp32 (or the weights' precision if that is higher).
 
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path
     (``dpr.models.pooling``). With ``packed``, if the backbone supports it, no padding is computed; otherwise
     sequences are padded to the longest of the batch. ``attention`` is sdpa or varlen
     (``dpr.models.fast.varlen``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
     read. A second tower over the same backbone gets ``fast`` from the first; each has its ``adapter``.
-    ``dimensions`` cuts the vectors, 0 does not.
+    ``dimensions`` cuts the vectors; 0 keeps them whole.
 
     Raises:
         ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on
@@ -88,15 +88,16 @@ class Encoder(nn.Module):
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: tuple[int, int] | None = None
         self._first = 0
-        """Of ``attend_to_last``: the token and its position, counted from 0, and the backbone's first position."""
+        """First position of the backbone; ``_last`` is the token of ``attend_to_last`` and its position, from
+        0."""
         self.adapter = adapter
         self.is_sharded = False
-        """Its weights are spread over ranks (``dpr.training.compute``), which must call it equally often, in
-        the same order."""
+        """True if its weights are spread over ranks (``dpr.training.compute``). These must call it equally
+        often, in the same order."""
 
     def keep(self, dimensions: int) -> None:
-        """Cuts vectors to their first ``dimensions`` numbers, before they are scaled. ConfigError if they
-        have fewer."""
+        """Cuts vectors to their first ``dimensions`` numbers, before they are scaled. Raises ConfigError if
+        they have fewer."""
         if dimensions > self.dimension:
             raise ConfigError(
                 f"dimensions={dimensions}, but the model's vectors have {self.dimension}; give"
@@ -125,8 +126,8 @@ class Encoder(nn.Module):
         self._first = first
 
     def check_length(self, length: int, setting: str) -> None:
-        """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the
-        vectors of those beside it."""
+        """Raises ConfigError if the backbone has fewer positions than ``length``, or if a text of that length
+        changes the vectors of those beside it."""
         longest = longest_sequence(self.backbone, length)
         if longest < length:
             raise ConfigError(
@@ -140,7 +141,7 @@ class Encoder(nn.Module):
 
     @property
     def runs_in_streams(self) -> bool:
-        """Whether several threads may call it at once and gain by it: on a CPU, packed, with layers, and with
+        """True if several threads may call it at once and gain by it: on a CPU, packed, with layers, and with
         weights that no other call changes."""
         return (
             self.fast.has_layers
@@ -159,13 +160,13 @@ class Encoder(nn.Module):
         return self.finished(vectors)
 
     def of_padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """As ``forward``, of sequences padded at their ends: ``input_ids`` (N, L) and ``mask`` (N, L), True
-        at real tokens."""
+        """Encodes as ``forward`` does, for sequences padded at their ends: ``input_ids`` (N, L) and ``mask``
+        (N, L), True at real tokens."""
         with self.adapter.active() if self.adapter else nullcontext():
             return self.finished(self._pooled(input_ids, mask, torch.zeros_like(input_ids[:, 0])))
 
     def _pooled(self, input_ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        """The definition of the vectors, which the packed forward is tested against: (N, V).
+        """Returns pooled vectors (N, V) by their definition, which the packed forward is tested against.
 
         The shapes follow from those of the arguments alone, so that one graph computes any batch
         (``dpr.export.onnx``).
@@ -189,7 +190,7 @@ class Encoder(nn.Module):
         return self.pooling.padded(hidden, input_ids, original, position)
 
     def finished(self, vectors: Tensor) -> Tensor:
-        """Pooled vectors (N, V) projected, cut and scaled: (N, D)."""
+        """Projects, cuts and scales pooled vectors (N, V); returns (N, D)."""
         if self.encode_proj is not None:
             vectors = self.encode_proj(vectors)
             vectors = vectors.tanh() if self._has_tanh else vectors
@@ -203,10 +204,9 @@ logger = get_logger(__name__)
 
 
 class ModelParts(NamedTuple):
-    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` of the backbone.
+    """Parts of a bi-encoder; ``weights`` by the toolkit's names, ``config`` of the backbone.
 
-    ``temperature`` is the fixed or initial one, where it is stored; ``stated`` names the text settings that
-    are.
+    ``temperature`` is the stored fixed or initial one. ``stated`` names the text settings that are stored.
     """
 
     settings: EncoderSettings
@@ -216,13 +216,13 @@ class ModelParts(NamedTuple):
     temperature: float | None = None
     learned_temperature: float | None = None
     base: BaseModel | None = None
-    """Where the weights are adapters: the model they belong to."""
+    """Model that the weights belong to, if they are adapters."""
     stated: frozenset[str] = frozenset()
 
 
 def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
-    """Gives a new model's tensorizer its text settings; returns them with a title template where the
-    tokenizer separates no pairs."""
+    """Applies the text settings to a new model's tensorizer; returns them, with a title template if the
+    tokenizer does not separate pairs."""
     if not settings.title_template and not tensorizer.separates_titles:
         settings = replace(settings, title_template=SPACED_TITLE)
     tensorizer.present(settings.part(TextSettings))
@@ -232,8 +232,8 @@ def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSetting
 def build_towers(
     make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
 ) -> tuple[Encoder, Encoder]:
-    """The question and the context tower, which are the same object if shared.
-    ``base`` is what ``make_backbone`` loads."""
+    """Builds the question and the context tower, the same object if shared. ``base`` is the model that
+    ``make_backbone`` loads."""
     make_tower = partial(
         Encoder,
         pooling=settings.pooling,
@@ -260,13 +260,13 @@ def build_towers(
 
 
 def table_beside(ctx: Encoder, settings: EncoderSettings, options: TowerOptions) -> Encoder:
-    """A tower of questions without layers: a row for each token of ``ctx``, as wide as the vectors of that
-    before they are cut, and the pooling ``idf``.
+    """Builds a question tower without layers: a row for each token of ``ctx``, as wide as the vectors of
+    ``ctx`` before they are cut, and the pooling ``idf``.
 
     Raises:
         ConfigError: ``ctx`` has no layers either.
     """
-    # a family that transformers learns of when it is imported; most models have no table
+    # registers the family with transformers; most models have no table
     from dpr.models.static import StaticBackbone, StaticConfig
 
     if is_static(ctx.backbone):
@@ -285,7 +285,7 @@ def table_beside(ctx: Encoder, settings: EncoderSettings, options: TowerOptions)
 
 def begin_with_idf(pooling: Pooling, folder: Path) -> None:
     """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder``
-    was made for, divided by their mean, so that weights are of the size of 1, as rates of learning expect it.
+    was made for, divided by their mean. So weights are of the order of 1, as learning rates expect.
 
     Without frequencies the weights stay 1, with a warning.
 

@@ -1,11 +1,12 @@
-"""Which file or folder is what, and a bi-encoder made of it: checkpoints of the toolkit and of the original
-DPR, folders of Hugging Face and sentence-transformers, adapters of peft.
+"""Readers of models: checkpoints of the toolkit and of the original DPR, folders of Hugging Face and
+sentence-transformers, adapters of peft. Each returns the parts of a bi-encoder.
 
-A folder of another library is read as one tower or two: a plain encoder, the DPR classes of transformers, two
-BERTs read at their first token, and the modules with weights of a sentence-transformers folder: the table of a
-``StaticEmbedding`` and the linear layers after the pooling (``Dense``).
+A folder of another library gives one tower or two. It may hold a plain encoder, the DPR classes of
+transformers (two BERTs read at their first token), or the modules of sentence-transformers. Of these modules
+two have weights: the table of a ``StaticEmbedding`` and the linear layers after the pooling (``Dense``).
 
-What a folder states wins over settings. Code in a folder is never run, and pickled weights are not read.
+Statements of a folder take precedence over settings. Code in a folder is never run, and pickled weights are
+not read.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ DPR_PAIR = (
     f" as {CTX}"
 )
 LONGEST = 1 << 17
-"""The length of texts where nothing cuts them: the library reads them to the end."""
+"""Longest text in tokens where nothing limits it: the library reads such texts to the end."""
 # Keys of a config that two towers may state differently, since they change no vector.
 _NO_MATTER = re.compile(
     r"_?name_or_path|architectures|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|.*drop.*|.*_token_id|problem_type"
@@ -86,29 +87,33 @@ _NO_MATTER = re.compile(
 
 
 class ForeignTower(NamedTuple):
-    """One tower as it was read. ``weights`` by their names within a tower; those of an adapter end in
-    ``lora_A.weight``."""
+    """One tower as it was read.
+
+    ``weights`` go by their names within a tower; names of adapter weights end in ``lora_A.weight`` or
+    ``lora_B.weight``.
+    """
 
     source: Path
     config: Any
     tokenizer: Any
     weights: dict[str, Tensor]
     longest: int = LONGEST
-    """The most tokens of a text that its backbone reads."""
+    """Most tokens of a text that its backbone reads."""
     has_token_types: bool = False
-    """Whether its backbone takes token types, which the library passes to it and the toolkit leaves out."""
+    """True if its backbone takes token types. The library passes them to it; the toolkit leaves them out."""
     settings: Mapping[str, Any] = {}
-    """What its weights decide: ``projection_dim``, and of an adapter rank, scale and layers."""
+    """Settings that follow from its weights: ``projection_dim`` and, of an adapter, rank, scale and
+    layers."""
     base: BaseModel | None = None
-    """The model that its adapter belongs to."""
+    """Model that its adapter belongs to."""
 
 
 def backbone_tower(folder: Path) -> ForeignTower:
-    """A Hugging Face folder with a whole encoder and its tokenizer.
+    """Reads a Hugging Face folder with a whole encoder and its tokenizer.
 
     Raises:
         InputError: it cannot be loaded.
-        CheckpointError: it is none that gives a state for every token.
+        CheckpointError: the model does not give a state for every token.
     """
     check_safetensors(folder)
     backbone: Any = load_backbone(str(folder))
@@ -134,12 +139,12 @@ def backbone_metadata(backbone: Any) -> tuple[int, bool]:
 
 
 def is_dpr(folder: Path) -> bool:
-    """Whether a folder is that of one of these classes."""
+    """True if a folder holds one encoder of a Hugging Face DPR pair."""
     return (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("model_type") == "dpr"
 
 
 def dpr_tower(folder: Path) -> ForeignTower:
-    """The question or the context tower, as the folder is named.
+    """Reads the question or the context tower, depending on the name of the folder.
 
     Raises:
         InputError: a file is absent or damaged.
@@ -158,8 +163,8 @@ def dpr_tower(folder: Path) -> ForeignTower:
     for key in ("model_type", "architectures", "projection_dim"):
         values.pop(key, None)
     config = BertConfig.from_dict(values)
-    # BERT's tokenizer where the class is one of DPR's: some of these lower-case every text, whatever their
-    # file says.
+    # Use BERT's tokenizer in place of DPR's classes: some of these lower-case every text, whatever their file
+    # says.
     kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", "DPR")
     options = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
     return ForeignTower(
@@ -173,7 +178,7 @@ def dpr_tower(folder: Path) -> ForeignTower:
 
 
 def marks_segments(tower: ForeignTower, *texts: str) -> bool:
-    """Whether a token type other than 0 reaches the backbone for one text, or a pair."""
+    """True if a token type other than 0 reaches the backbone for one text, or a pair."""
     names = getattr(tower.tokenizer, "model_input_names", ())
     return (
         tower.has_token_types
@@ -191,12 +196,13 @@ def joined(
     stated: frozenset[str] = frozenset(),
     own_text: bool = False,
 ) -> ModelParts:
-    """Two towers, or one given twice, as a bi-encoder.
+    """Joins two towers, or one given twice, into the parts of a bi-encoder.
 
     Args:
-        lengths: of questions and passages, where they are stated; None: as ``settings`` say.
-        own_text: questions keep their typographic apostrophes, as in the library, unless its tokenizer of
-            questions makes them plain. With one tower for both sides they always do.
+        lengths: those of questions and passages, where they are stated. None takes the length from
+        ``settings``.
+        own_text: True if questions keep their typographic apostrophes, as in the library, unless its
+            tokenizer of questions makes them plain. With one tower for both sides they always keep them.
 
     Raises:
         CheckpointError: the towers differ in more than weights.
@@ -207,7 +213,7 @@ def joined(
         | {f"encoder.{name}": value for name, value in tower.settings.items()}
         for tower in (question, ctx)
     ]
-    # the family explains all others
+    # a difference in family explains all others
     for name in sorted({**metadata[0], **metadata[1]}, key=lambda name: (name != "model_type", name)):
         values = [each.get(name) for each in metadata]
         if values[0] != values[1]:
@@ -259,7 +265,7 @@ def joined(
     for side, tower in towers.items():
         for name, tensor in tower.weights.items():
             if tower.base is not None and name.startswith("backbone."):
-                # adapters are those of the one backbone, whose first name is the question tower's
+                # both adapters belong to one backbone, which is named after the question tower
                 weights[f"question_model.{name.removesuffix('weight')}{side}.weight"] = tensor
             else:
                 weights[f"{side}_model.{name}"] = tensor
@@ -267,7 +273,7 @@ def joined(
 
 
 def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
-    """Whether the tokenizer of questions makes typographic apostrophes plain, and so differs from that of
+    """True if the tokenizer of questions makes typographic apostrophes plain, and so differs from that of
     passages.
 
     Raises:
@@ -275,7 +281,7 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
     """
     if question is ctx:
         return False
-    # What decides the ids of a text, but for its length.
+    # State that determines the ids of a text, except for its length.
     states: list[dict[str, Any]] = []
     for tokenizer in (question.tokenizer, ctx.tokenizer):
         state = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -300,7 +306,7 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
 
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "<|empty|>"
-# What would make a Dense anything but a linear layer of the pooled vector.
+# Values with which a Dense is a linear layer of the pooled vector and nothing else.
 _PLAIN_DENSE = {
     "module_input_name": "sentence_embedding",
     "module_output_name": "sentence_embedding",
@@ -314,10 +320,10 @@ _BIAS = "linear.bias"
 
 
 def static_tower(folder: Path) -> tuple[ForeignTower, int]:
-    """The tower, and the length at which texts are cut.
+    """Reads a static encoder; returns its tower and the length at which texts are cut.
 
-    The tokenizer adds no special tokens. A text without tokens gets one of its own, whose row is zero, as its
-    vector is in the library.
+    The tokenizer adds no special tokens. A text without tokens gets a token of its own. The row of that token
+    is zero, as the library's vector of such a text is.
 
     Raises:
         InputError: a file is absent, damaged, or of an unknown layout.
@@ -348,7 +354,7 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
             file=file,
             expected="a tokenizer of the tokenizers library",
         ) from error
-    # The rows by token id: those of the library, or of model2vec.
+    # The rows by token id, under the library's name or model2vec's.
     stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     table = stored.get(_TABLE, stored.get("embeddings"))
     if table is None or len(stored) != 1 or table.dim() != 2 or not table.is_floating_point():
@@ -378,8 +384,8 @@ def write_table(folder: Path, rows: Tensor) -> None:
 
 
 def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
-    """The tower with the layers, one after the other, as its projection: linear layers after each other are
-    one, and the last may have an activation.
+    """Returns the tower with the layers in ``folders``, in order, as its projection. Consecutive linear
+    layers become one; the last may have an activation.
 
     Raises:
         CheckpointError: a layer is not linear, or damaged.
@@ -411,7 +417,7 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
 
 
 def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
-    """Matrix and bias in fp64, and what follows."""
+    """Returns matrix and bias in fp64, and the activation that follows."""
     file = folder / CONFIG
     stated = read_object(file)
     if not stated:
@@ -439,7 +445,7 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
 
 
 def write_dense(folder: Path, weight: Tensor, bias: Tensor | None, activation: str) -> None:
-    """Writes a linear layer, its matrix (outputs, inputs), with ``encoder.projection_activation`` behind
+    """Writes a linear layer with the matrix (outputs, inputs) and ``encoder.projection_activation`` after
     it."""
     rows, columns = weight.shape
     function = next(function for function, name in _ACTIVATIONS.items() if name == activation)
@@ -453,7 +459,7 @@ def write_dense(folder: Path, weight: Tensor, bias: Tensor | None, activation: s
 
 
 def write_module(folder: Path, stated: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Writes the settings and, where it has any, the weights of a module."""
+    """Writes the settings of a module and its weights, if it has any."""
     folder.mkdir(exist_ok=True)
     checkpoints.write_json_file(folder, CONFIG, stated)
     if weights:
@@ -462,10 +468,10 @@ def write_module(folder: Path, stated: dict[str, Any], weights: dict[str, Tensor
 
 WEIGHTS = "adapter_model.safetensors"
 NAME = "base_model.model.{layer}.{kind}.weight"
-"""Of a matrix, ``kind`` lora_A or lora_B."""
+"""Name of an adapter's matrix in its file; ``kind`` is lora_A or lora_B."""
 _CONFIG = "adapter_config.json"
 _NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
-# By any other an adapter would be more than two matrices beside every layer of a kind.
+# With any other value, an adapter would be more than two matrices beside every layer of a kind.
 _PLAIN = {
     "peft_type": "LORA",
     "bias": "none",
@@ -482,13 +488,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_conf
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter alone, without the model it belongs to."""
+    """True if a folder holds an adapter alone, without the model it belongs to."""
     check_files(folder)
     return (folder / _CONFIG).is_file() and not list(folder.glob("model*.safetensors"))
 
 
 def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
-    """The tower of an adapter. ``given`` names the model it belongs to in place of the name in its file.
+    """Reads the tower of an adapter. ``given`` names its base model in place of the name in its file.
 
     Raises:
         InputError: a file is absent or damaged, or the model it belongs to is not on this machine.
@@ -553,11 +559,11 @@ def read_model_parts(
     special_tokens: Sequence[str] = (),
     trailing_sep: bool = True,
 ) -> ModelParts:
-    """Reads a checkpoint file of the original.
+    """Reads a checkpoint file of the original DPR.
 
-    It has no backbone config and no tokenizer: these come from ``pretrained_model_cfg`` or, without one, from
-    the name stored in the file, which is only looked up on this machine, so that a file cannot cause a
-    download.
+    The file has no backbone config and no tokenizer. Both come from ``pretrained_model_cfg`` or, without one,
+    from the model that the file names. That name is only looked up on this machine, so that a file cannot
+    cause a download.
 
     Raises:
         CheckpointError: the file is not such a checkpoint, its towers are not Hugging Face's, or the name in
@@ -593,8 +599,8 @@ def read_model_parts(
 
 
 def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
-    """Weights by the file's names, with what the original's loader requires: both towers, and poolers (zero;
-    nothing uses them)."""
+    """Renames weights for the original's loader, which requires both towers and their poolers. The poolers
+    are zero; nothing uses them."""
     named = {
         name.replace("_model.backbone.", "_model.", 1): tensor
         for name, tensor in weights.items()
@@ -619,7 +625,7 @@ EXPECTED = (
 
 
 def is_backbone(folder: Path) -> bool:
-    """Whether a folder holds a Hugging Face encoder alone, which does not say how it is used."""
+    """True if a folder holds a Hugging Face encoder alone, which does not state how it is used."""
     is_stated = checkpoints.is_checkpoint(folder) or (folder / MODULES).is_file() or is_dpr(folder)
     return (folder / CONFIG).is_file() and not is_stated
 
@@ -632,9 +638,10 @@ def read_model(
     special_tokens: Sequence[str] = (),
     trailing_sep: bool = True,
 ) -> tuple[ModelParts, Path]:
-    """The model in a file or folder, and the folder that it was found in. ``settings`` state what a
-    third-party folder does not, ``base`` names the model that its adapters, or a file of the original, belong
-    to.
+    """Reads the model in a file or folder; returns its parts and the folder in which it was found.
+
+    ``settings`` supply what a third-party folder does not state. ``base`` names the model to which its
+    adapters, or a file of the original, belong.
 
     Raises:
         CheckpointError: there is none, or it is invalid.
@@ -767,7 +774,8 @@ def _temperature(value: Any, file: Path) -> float | None:
 
 
 def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
-    """One tower, or two of a Router, as the modules of the folder say, each with the length of its side."""
+    """Reads one tower, or the two of a Router, from the modules of the folder. Each side has its own
+    length."""
     sides = read_modules(folder)
     settings, stated = described_settings(folder, sides, settings)
     read: dict[Modules, tuple[ForeignTower, int | None]] = {}
@@ -787,7 +795,7 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
                 expected="token type 0; the toolkit has no other",
             )
         if "title_template" not in stated and not settings.title_template and marks_segments(tower, "1", "2"):
-            # As everyone does who encodes titles with the library; a pair would have token types.
+            # Users of the library encode titles this way; a pair would have token types.
             settings = replace(settings, title_template=SPACED_TITLE)
     lengths = []
     for side, modules in zip(SIDES, sides, strict=True):

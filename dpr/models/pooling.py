@@ -1,5 +1,5 @@
-"""Hidden states of a sequence -> its vector: the contract, the poolings of the toolkit, and user-defined
-ones."""
+"""Poolings, which turn the hidden states of a sequence into its vector: their contract, those of the toolkit,
+and user-defined ones."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Pooling(Protocol):
     """Turns the last hidden states of N sequences into N vectors; made with the width D of the states and the
     size of the vocabulary.
 
-    Both sides give the same vectors (N, V), V the same for any N, with gradients; the vector of a sequence
-    depends on that sequence alone. ``tokens`` are the ids of the tokens that the states belong to.
-    ``lengths`` (N,) and ``position`` (N,) lie on the device of the states; reading their values on the host
-    would make it wait. ``position`` is where a token selector points in each sequence, 0 without one. An
-    ``nn.Module`` has its weights trained and stored with the tower's.
+    ``padded`` and ``packed`` return the same vectors (N, V), V the same for any N, with gradients. The vector
+    of a sequence depends on that sequence alone. ``tokens`` are the ids of the tokens that the states belong
+    to. ``lengths`` (N,) and ``position`` (N,) lie on the device of the states; reading their values on the
+    host would make it wait. ``position`` is where a token selector points in each sequence, 0 without one.
+    The weights of an ``nn.Module`` are trained and stored with the tower's.
     """
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
-        """The place (N,) of the only token of each sequence that is read; None where several are.
+        """Returns the place (N,) of the only token of each sequence that is read; None if several are.
 
         A packed tower may then leave the other tokens out of its last layer, and passes sequences of one
         token to ``packed``.
@@ -46,7 +46,7 @@ class Pooling(Protocol):
 
 
 class ClsPooling:
-    """The token at ``position``: the first, or the one that a selector names."""
+    """The state of the token at ``position``: the first, or the one that a selector names."""
 
     def __init__(self, hidden_size: int, vocab_size: int) -> None:
         pass
@@ -62,7 +62,7 @@ class ClsPooling:
 
 
 class LastPooling(ClsPooling):
-    """The last token, the only one that has seen the whole text where attention is causal."""
+    """The state of the last token, the only one that sees the whole text under causal attention."""
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         return lengths - 1
@@ -91,8 +91,8 @@ class MeanPooling:
 
 
 class WeightedMeanPooling(MeanPooling):
-    """The mean in which token i of a sequence, counted from 1, has the weight i: under causal attention later
-    tokens have seen more."""
+    """The mean in which token i of a sequence, counted from 1, has the weight i, because later tokens see
+    more under causal attention."""
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         return _padded_mean(hidden, (mask.cumsum(1) * mask).to(hidden.dtype))
@@ -100,8 +100,8 @@ class WeightedMeanPooling(MeanPooling):
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         starts = (torch.cumsum(lengths, 0) - lengths)[owners(lengths, len(hidden))]
         weights = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts
-        # The weights of a sequence sum to n (n + 1) / 2, and the mean divides by n. A half has no room for
-        # them.
+        # The weights of a sequence sum to n (n + 1) / 2, and the mean divides by n. Half precision cannot
+        # hold them.
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         return _means(hidden * weights.to(dtype)[:, None], lengths) * (2 / (lengths + 1).to(dtype))[:, None]
 
@@ -125,12 +125,11 @@ class IdfPooling(MeanPooling, nn.Module):
 
 
 class RootIdfPooling(IdfPooling):
-    """As ``IdfPooling``, with n repeats of a token counted sqrt(n) times: each of them has the weight w_t /
-    sqrt(n).
+    """``IdfPooling`` in which n repeats of a token count sqrt(n) times: each has the weight w_t / sqrt(n).
 
-    A passage that repeats a word says less with each repeat, as in BM25; the plain mean lets the word drown
-    the others. The weights start from the root of ``TokenFrequencies.idf``: both sides' vectors have a
-    token's weight, so that their product holds its idf once.
+    Each further repeat of a word adds less, as in BM25; in the plain mean a repeated word drowns the others.
+    The weights start from the root of ``TokenFrequencies.idf``: the vectors of both sides contain the weight
+    of a token, so that their product contains its idf once.
     """
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
@@ -155,11 +154,11 @@ _CLASSES: dict[str, Any] = {
 
 
 def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct tokens of each of N sequences laid end to end, ``tokens`` (T,): D in all.
+    """Returns the distinct tokens of each of N sequences laid end to end, ``tokens`` (T,): D in all.
 
     Returns:
-        Which they are (D,), as the number of the sequence times ``vocab_size`` plus the token, ascending; for
-        each of T its place among them; and how often each of D occurs in its sequence.
+        The tokens (D,), as the number of the sequence times ``vocab_size`` plus the token, ascending; the
+        place among them of each of the T tokens; and how often each of the D occurs in its sequence.
     """
     return torch.unique(
         owners(lengths, len(tokens)) * vocab_size + tokens, return_inverse=True, return_counts=True
@@ -167,7 +166,7 @@ def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, T
 
 
 def owners(lengths: Tensor, num_tokens: int) -> Tensor:
-    """The number of the sequence that each of T tokens belongs to, (T,)."""
+    """Returns the number of the sequence that each of T tokens belongs to, (T,)."""
     return torch.repeat_interleave(
         torch.arange(len(lengths), device=lengths.device), lengths, output_size=num_tokens
     )
@@ -185,16 +184,17 @@ def _means(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 
 def is_user_defined(name: str) -> bool:
-    """Whether a name is an import path. Such a path must come from configuration, never from a file of
+    """True if a name is an import path. Such a path must come from configuration, never from a file of
     unknown origin."""
     return ":" in name
 
 
 def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling, int]:
-    """The pooling of a name or of an import path ``module:Class``, and the width of its vectors.
+    """Makes the pooling of a name or an import path ``module:Class``; returns it and the width of its
+    vectors.
 
     Raises:
-        ConfigError: the name is not known, or a user-defined pooling does not keep its promises.
+        ConfigError: the name is not known, or a user-defined pooling violates the contract of ``Pooling``.
     """
     if built_in := _CLASSES.get(name):
         return built_in(hidden_size, vocab_size), hidden_size
@@ -203,7 +203,7 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
             f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class"
         )
     pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size, vocab_size))
-    # Both sides must agree on three random sequences.
+    # ``padded`` and ``packed`` must agree on three random sequences.
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 4, hidden_size, generator=generator)
     tokens = torch.randint(0, vocab_size, (3, 4), generator=generator)

@@ -1,7 +1,7 @@
-"""sentence-transformers folders, read and written: the modules that the texts of each side pass, and what the
-settings beside them say of vectors and texts. Those with weights are in ``dpr.models.model_folders``.
+"""Reader and writer of sentence-transformers folders: the modules that the texts of each side pass, and the
+settings of vectors and texts beside them. ``dpr.models.model_folders`` reads the modules with weights.
 
-Each is applied or refused: a folder whose vectors would be others than the library's is not read.
+Each setting is applied or refused: a folder whose vectors would differ from the library's is not read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 MODULES = "modules.json"
 SIDES = ("query", "document")
 OF_PASSAGES = ("passage", "corpus")
-"""Prompts that the library documents for passages, but never comes to."""
+"""Prompts that the library documents for passages, but never applies."""
 TRANSFORMER = "Transformer"
 STATIC = "StaticEmbedding"
 POOLING = "Pooling"
@@ -37,7 +37,7 @@ DENSE = "Dense"
 NORMALIZE = "Normalize"
 ROUTER = "Router"
 _OWN = "dpr"
-"""Under this key the library's file states what it has no place for: the title template."""
+"""Key of the library's file for settings that have no place in it: the title template."""
 _PACKAGE = "sentence_transformers."
 _LIBRARY = "config_sentence_transformers.json"
 _ROUTER = "router_config.json"
@@ -55,7 +55,7 @@ _OLD_POOLINGS = (
 
 
 def _mode(key: str) -> str:
-    """The ``pooling_mode`` that a key of earlier versions stands for."""
+    """Returns the ``pooling_mode`` that a key of earlier versions stands for."""
     return re.sub(f"^{_OLD_KEY}|_tokens?$", "", key)
 
 
@@ -66,7 +66,7 @@ _EXPECTED = (
     f" {NORMALIZE}; or a {ROUTER} with a {SIDES[0]} and a {SIDES[1]} route of these"
 )
 _BODY_FILE = "sentence_bert_config.json"
-# What a Transformer's settings say of how it is loaded, not of what it computes.
+# Settings of a Transformer that say how it is loaded, not what it computes.
 _LOADING = {
     "trust_remote_code",
     "dtype",
@@ -77,8 +77,8 @@ _LOADING = {
     "add_pooling_layer",
 }
 _ARGUMENTS = re.compile("(model|tokenizer|processor|config)_(args|kwargs)")
-# Settings by which texts or states would be others than the tokenizer's and the encoder's, with their values in
-# a plain Transformer.
+# Settings that would change the tokenizer's texts or the encoder's states, with their values in a plain
+# Transformer.
 _PLAIN_BODY: dict[str, Any] = {
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
@@ -91,7 +91,7 @@ _PLAIN_BODY: dict[str, Any] = {
 
 
 class Modules(NamedTuple):
-    """The modules that texts pass, by their folders; ``kind`` is that of ``body``. None: there is no such
+    """Modules that texts pass, by their folders. ``kind`` is that of ``body``. None stands for an absent
     module."""
 
     kind: str
@@ -102,11 +102,11 @@ class Modules(NamedTuple):
 
 
 def read_modules(folder: Path) -> tuple[Modules, Modules]:
-    """The modules of questions and those of passages; equal where both sides pass the same ones.
+    """Returns the modules of questions and those of passages, equal if both sides pass the same ones.
 
     Raises:
-        CheckpointError: they are others than these, in another order, or a Router chooses by anything but the
-        side.
+        CheckpointError: the folder has other modules, another order, or a Router that chooses by anything but
+        the side.
     """
     check_files(folder)
     file = folder / MODULES
@@ -146,17 +146,17 @@ def _modules(chain: list[tuple[Path, str]], file: Path) -> Modules:
 
 
 def _kind(name: str) -> str:
-    """The library's name of a type; empty for a class of anyone else, whose code is not run."""
+    """Returns the library's name of a type; empty for anyone else's class, whose code is not run."""
     return name.rpartition(".")[2] if name.startswith(_PACKAGE) else ""
 
 
 def described_settings(
     folder: Path, sides: tuple[Modules, Modules], settings: EncoderSettings
 ) -> tuple[EncoderSettings, frozenset[str]]:
-    """The settings with what the folder states of vectors and texts, and which text settings it states.
+    """Returns the settings, completed by those of the folder, and the names of the text settings it states.
 
     Raises:
-        CheckpointError: it states what the toolkit's towers cannot do.
+        CheckpointError: it states something that the toolkit's towers cannot do.
     """
     file = folder / _LIBRARY
     library = read_object(file)
@@ -180,7 +180,7 @@ def described_settings(
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
     for body in [each.body for each in sides if each.kind == TRANSFORMER]:
-        # Settings by which texts or states would be others than the tokenizer's and the encoder's.
+        # Settings that would change the tokenizer's texts or the encoder's states.
         for name, given in body_settings(body).items():
             is_loading = isinstance(given, dict) and not given.keys() - _LOADING
             is_odd = bool(_ARGUMENTS.fullmatch(name)) and not is_loading
@@ -214,7 +214,7 @@ def described_settings(
 
 
 def described_model(name: str) -> Path | None:
-    """The folder of sentence-transformers that this names, here or on the hub; None for any other model."""
+    """Returns the sentence-transformers folder of a name, here or on the hub; None for any other model."""
     from huggingface_hub import hf_hub_download
 
     folder = Path(name)
@@ -226,7 +226,7 @@ def described_model(name: str) -> Path | None:
 
 
 def own_text(folder: Path) -> dict[str, Any]:
-    """The title template, where the toolkit wrote the folder."""
+    """Returns the title template of a folder that the toolkit wrote."""
     own = read_object(folder / _LIBRARY).get(_OWN)
     return (
         {"title_template": own["title_template"]} if isinstance(own, dict) and "title_template" in own else {}
@@ -234,17 +234,17 @@ def own_text(folder: Path) -> dict[str, Any]:
 
 
 def stated_length(body: Path, side: str, limit: int = 0) -> int | None:
-    """The longest text of ``side`` (query or document) in tokens, where the folder of a Transformer states
-    it.
+    """Returns the longest text of ``side`` (query or document) in tokens, if the folder of a Transformer
+    states it.
 
-    The library's own file takes precedence over the tokenizer's, which it cuts at ``limit``, the positions of the
-    encoder.
+    The library's own file takes precedence over the tokenizer's. The latter's length is cut at ``limit``, the
+    number of positions of the encoder.
     """
     own = body_settings(body)
     tokenizer = read_object(body / "tokenizer_config.json")
     by_tokenizer = (tokenizer.get("model_max_length"), limit)
     for values in ((own.get(f"{side}_length"),), (own.get("max_seq_length"),), by_tokenizer):
-        # A tokenizer says by a huge number that it has none.
+        # A tokenizer without a limit states a huge number.
         found = [value for value in values if type(value) is int and 3 <= value <= _LONGEST_CONTEXT]
         if found:
             return min(found)
@@ -252,17 +252,17 @@ def stated_length(body: Path, side: str, limit: int = 0) -> int | None:
 
 
 def body_settings(body: Path) -> dict[str, Any]:
-    """The library's settings of a Transformer; empty where there are none. Earlier versions named the file
-    after the family: sentence_roberta_config.json."""
+    """Returns the library's settings of a Transformer; empty if there are none. Earlier versions named the
+    file after the family: sentence_roberta_config.json."""
     found = map(read_object, sorted(body.glob("sentence_*_config.json")))
     return next(filter(None, found), {})
 
 
 def prompts_of(library: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """``query_prompt``, ``passage_prompt`` and ``prompts``, as far as the folder states them.
+    """Returns ``query_prompt``, ``passage_prompt`` and ``prompts``, as far as the folder states them.
 
-    They are what ``encode_query`` and ``encode_document`` apply: the prompts named query and document, and
-    never the default. The others serve questions, by name.
+    ``encode_query`` and ``encode_document`` apply the prompts named query and document, never the default.
+    All other prompts serve questions, by name.
     """
     stated = library.get("prompts") or {}
     if not isinstance(stated, dict) or not all(
@@ -300,8 +300,8 @@ def _inside(folder: Path, path: Any, file: Path) -> Path:
 
 
 def _pooling(modules: Modules, given: str) -> str:
-    """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there
-    is no such module."""
+    """Returns the pooling of ``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true.
+    Returns ``given`` if there is no such module."""
     if modules.pooling is None:
         return "mean" if modules.kind == STATIC else given
     file = modules.pooling / CONFIG
@@ -331,14 +331,14 @@ def _pooling(modules: Modules, given: str) -> str:
 
 
 def type_of(kind: str) -> str:
-    """What the library imports for a module of a kind; all versions know the name, later ones have others
-    besides."""
+    """Returns the class path that the library imports for a kind of module. All versions know it; later ones
+    know others too."""
     return f"{_PACKAGE}models.{kind}"
 
 
 def write_modules(folder: Path, routes: Sequence[Mapping[str, str]]) -> None:
-    """Writes which modules texts pass: of each side, or of both, their types by the names of their folders,
-    in order."""
+    """Writes which modules texts pass, in order: their types by the names of their folders, for both sides
+    together or for each."""
     modules = routes[0]
     if len(routes) > 1:
         modules = {"": type_of(ROUTER)}
@@ -356,8 +356,8 @@ def write_modules(folder: Path, routes: Sequence[Mapping[str, str]]) -> None:
 def write_library_settings(
     folder: Path, settings: EncoderSettings, *, similarity: str, width: int | None, others: dict[str, Any]
 ) -> None:
-    """Writes what ``described_settings`` reads; ``width``: the dimensions to which the library cuts vectors,
-    None where it does not."""
+    """Writes the settings that ``described_settings`` reads. ``width`` is the number of dimensions to which
+    the library cuts vectors, None if it does not."""
     stated: dict[str, Any] = {
         "prompts": {SIDES[0]: settings.query_prompt, SIDES[1]: settings.passage_prompt, **settings.prompts},
         "default_prompt_name": None,
@@ -375,8 +375,8 @@ def write_body_settings(folder: Path, longest: int, of_sides: Sequence[int] = ()
 
 
 def pooling_settings(pooling: str, width: int) -> dict[str, Any]:
-    """Of a Pooling over states of ``width``, with the key of the library's newest versions and those of the
-    versions before, which other programs read."""
+    """Returns the settings of a Pooling over states of ``width``, with the key of the library's newest
+    versions and the keys of earlier ones, which other programs read."""
     mode = str(POOLINGS[pooling])
     old = {f"{_OLD_KEY}{name}": _mode(name) == _mode(mode) for name in _OLD_POOLINGS}
     return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}

@@ -1,4 +1,4 @@
-"""Settings of the towers: what they are made from, what decides the vector of a text, and how they run."""
+"""Settings of the towers: their source, the vector of a text, and how they run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ POOLINGS = {
     "idf": None,
     "idf_sqrt": None,
 }
-"""The built-in poolings with their ``pooling_mode`` in folders of sentence-transformers, where there is one.
-Any other pooling is an import path, ``module:Class``."""
+"""Built-in poolings with their ``pooling_mode`` in folders of sentence-transformers, if there is one. Any
+other pooling is an import path, ``module:Class``."""
 
 
 @dataclass
 class BackboneSettings(Settings):
-    """What the towers are made from. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
+    """Source of the towers. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
 
     encoder_model_type: str = setting(
         "hf_bert",
@@ -47,8 +47,8 @@ class BackboneSettings(Settings):
 
 @dataclass
 class VectorSettings(Settings):
-    """What of the towers, besides the config of the backbone, decides the vector of a text. What is left out is as
-    the model's folder states it."""
+    """Settings of the towers that, besides the config of the backbone, determine the vector of a text.
+    Settings left out are as the model's folder states them."""
 
     pooling: str | None = setting(None, choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean over tokens, last (the last token,
@@ -63,8 +63,8 @@ class VectorSettings(Settings):
     shared: bool | None = setting(None, on_resume=IDENTITY)
     """One tower for questions and passages. Absent = as the folder states, else false."""
     static_questions: bool = setting(False, on_resume=IDENTITY)
-    """Questions go through a table of token vectors, passages through the transformer: a question costs
-    microseconds (docs/static_encoders.md)."""
+    """Questions use a static embedding table, passages the transformer; a question costs microseconds
+    (docs/static_encoders.md)."""
     sequence_length: int | None = setting(None, unit="tokens", least=3, on_resume=IDENTITY)
     """Longest sequence in tokens, special tokens included; questions and passages. Absent = as the model states, else
     256."""
@@ -75,23 +75,24 @@ class VectorSettings(Settings):
     with compat=dpr, else off."""
 
     append_eos: bool = setting(False, on_resume=IDENTITY)
-    """The tokenizer's end token after every text, if the tokenizer adds none itself; the text is cut to make
-    room for it. Decoders whose last token is read need one."""
+    """Append the tokenizer's end token to every text, if the tokenizer adds none itself; the text is cut to
+    make room for it. Decoders whose last token is read need one."""
 
     adapter: str = setting("none", choices=("none", "lora"), on_resume=IDENTITY)
-    """lora: the backbone is frozen and one for both towers; each trains small matrices beside all of its linear
-    layers (docs/training.md)."""
+    """lora: both towers share one frozen backbone; each trains small matrices beside all of its linear layers
+    (docs/training.md)."""
     lora_rank: int = setting(16, least=1, on_resume=IDENTITY)
-    """Width of the adapters' matrices. What they add is scaled by 2."""
+    """Width of the adapters' matrices. Their output is scaled by 2."""
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
-    """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions);
-    0 = all."""
+    """Cut vectors to this many first numbers, as Matryoshka training makes possible (loss.dimensions); 0 =
+    all."""
 
 
 @dataclass
 class EncoderSettings(VectorSettings, TextSettings):
-    """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
+    """Settings that, besides the config of the backbone, determine the vector of a text. Stored in every
+    checkpoint."""
 
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True)
     projection_dim: int = setting(0, least=0)
@@ -107,16 +108,16 @@ class EncoderSettings(VectorSettings, TextSettings):
     lora_targets: str = "all"
     """Linear layers that have an adapter: all, or names with commas between (q_proj,v_proj)."""
     projection_activation: str = "none"
-    """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
+    """tanh: the output of the projection goes through the hyperbolic tangent, as in LaBSE."""
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         made = super().__new__(cls, *values, **named)
-        # a value may be given that is the default one; dataclasses.replace gives all of them
+        # a given value may equal the default; dataclasses.replace gives all of them
         vars(made)["named"] = named if len(named) < len(fields(cls)) else {}
         return made
 
     def over(self, own: EncoderSettings) -> EncoderSettings:
-        """The settings ``own`` of a model, with those that were given here in their place."""
+        """Returns the settings ``own`` of a model, overridden by those that were given here."""
         given = asdict(self)
         default = asdict(EncoderSettings())
         named = vars(self)["named"]
@@ -125,8 +126,8 @@ class EncoderSettings(VectorSettings, TextSettings):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values; later settings only where they are not as usual, so that fingerprints of other
-        models stay the same."""
+        """Returns names and values. Later settings appear only if they differ from their defaults, so that
+        fingerprints of other models stay the same."""
         values = asdict(self) | {"prompts": dict(sorted(self.prompts.items()))}
         default = EncoderSettings()
         later = ["projection_activation", "dpr_trailing_sep", "append_eos", "static_questions", "dimensions"]
@@ -142,14 +143,14 @@ class EncoderSettings(VectorSettings, TextSettings):
 
 @dataclass
 class GivenTextSettings(TextOptions):
-    """What a job says of prompts, titles and apostrophes; what it leaves out is the model's own."""
+    """Prompts, titles and apostrophes of a job. Those left out are the model's own."""
 
     allow_other_prompts: bool = setting(
         False,
         on_resume=NO_EFFECT,
     )
-    """Use these five settings though the model was trained with others; its vectors then are those of another
-    model."""
+    """Use these five settings even if the model was trained with others; its vectors are then those of
+    another model."""
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -159,15 +160,15 @@ class GivenTextSettings(TextOptions):
     def text_of(
         self, own: TextSettings | None = None, *, stated: Collection[str] = (), source: Any = None
     ) -> TextSettings:
-        """The text settings in effect: those given here, else ``own``.
+        """Returns the text settings in effect: those given here, else ``own``.
 
         Args:
-            own: of the model; None: of a new one.
-            stated: names of those that the model does state, and that may not change.
-            source: of the model, for the message.
+            own: settings of the model; None for a new one.
+            stated: names of the settings that the model states and that may not change.
+            source: source of the model, for the message.
 
         Raises:
-            ConfigError: one is given that the model states otherwise, without ``allow_other_prompts``.
+            ConfigError: a given setting differs from the model's, without ``allow_other_prompts``.
         """
         own = own or TextSettings()
         given = {
@@ -178,7 +179,7 @@ class GivenTextSettings(TextOptions):
         prompts = own.prompts | self.prompts
         for name, value in given.items():
             was = getattr(own, name)
-            # a further prompt changes nothing of the model's own
+            # a further prompt does not change the model's own
             differs = prompts | was != prompts if name == "prompts" else value != was
             if differs and name in stated and not self.allow_other_prompts:
                 raise ConfigError(
@@ -190,7 +191,7 @@ class GivenTextSettings(TextOptions):
 
 @dataclass
 class RunningSettings(Settings):
-    """How the towers run."""
+    """Settings of how the towers run."""
 
     fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
@@ -206,7 +207,7 @@ class RunningSettings(Settings):
 
 @dataclass
 class TemperatureSettings(Settings):
-    """What scores are divided by before the softmax; it belongs to the model."""
+    """Divisor of the scores before the softmax; part of the model."""
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """Scores are divided by it. Absent = that of model_file, else 0.05 where vectors are normalised and 1 for
@@ -217,7 +218,7 @@ class TemperatureSettings(Settings):
 
 @dataclass
 class TowerOptions(TemperatureSettings, RunningSettings):
-    """How the towers run, with the temperature of their scores."""
+    """Settings of how the towers run, and the temperature of their scores."""
 
 
 @dataclass
@@ -225,7 +226,7 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
     """The two towers. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
 
     def named_model(self) -> str | None:
-        """``pretrained_model_cfg`` unless it is the default, which the user may not have chosen."""
+        """Returns ``pretrained_model_cfg`` unless it is the default, which the user may not have chosen."""
         return None if self.pretrained_model_cfg == PRETRAINED_MODEL else self.pretrained_model_cfg
 
     def unused(self) -> Iterator[str]:
@@ -253,7 +254,7 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
             )
 
     def check_attention(self, *, precision: str, trains: bool) -> None:
-        """What ``attention`` needs of other settings."""
+        """Checks the other settings that ``attention`` requires."""
         if self.attention != "varlen":
             return
         if not self.packed:
@@ -270,7 +271,7 @@ class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, Backbone
 
 
 def refuse_attention_dropout(key: str, probability: float) -> None:
-    """ConfigError where ``encoder.attention=varlen`` would have to drop anything."""
+    """Raises ConfigError if ``encoder.attention=varlen`` would have to apply dropout."""
     if probability > 0:
         raise ConfigError(
             f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set"

@@ -1,7 +1,7 @@
-"""A backbone without layers: the state of a token is its row of a table, whatever stands around it.
+"""A backbone without layers: the state of a token is its row of a table, whatever the other tokens are.
 
-transformers knows it as any other family (``model_type`` static), so that it is made, loaded and saved as
-those are. Importing this module tells it; ``dpr.models.backbones`` does so before it reads a config.
+transformers treats it as a model family (``model_type`` static), which is made, loaded and saved like any
+other. Importing this module registers the family; ``dpr.models.backbones`` does so before it reads a config.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MODEL_TYPE = "static"
 
 
 class StaticConfig(PretrainedConfig):
-    """``vocab_size`` rows of ``hidden_size``; the table begins with normally distributed numbers of
-    ``initializer_range``."""
+    """Config of a table of ``vocab_size`` rows of ``hidden_size``, whose initial values are normally
+    distributed with the standard deviation ``initializer_range``."""
 
     model_type = MODEL_TYPE
 
@@ -38,7 +38,7 @@ class StaticConfig(PretrainedConfig):
 
 
 class StaticBackbone(PreTrainedModel):
-    """The table, a look-up, and nothing else. Its gradient holds the rows that were read
+    """A table and its look-up. Its gradient holds only the rows that were read
     (``dpr.training.optimizer``)."""
 
     config_class = StaticConfig
@@ -52,7 +52,7 @@ class StaticBackbone(PreTrainedModel):
         return self.words
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
-        """States (N, L, D) of ``input_ids`` (N, L)."""
+        """Returns states (N, L, D) for ``input_ids`` (N, L)."""
         return BaseModelOutput(last_hidden_state=self.words(input_ids))
 
     @torch.no_grad()
@@ -62,8 +62,8 @@ class StaticBackbone(PreTrainedModel):
 
 
 def static_if_layerless(backbone: Any) -> Any:
-    """A GPT without layers and positions, as which static encoders are exported, as what it is; any other
-    backbone as it came."""
+    """Returns a GPT without layers and positions, the form in which static encoders are exported, as a
+    ``StaticBackbone``, and any other backbone unchanged."""
     config = backbone.config
     if config.model_type != "openai-gpt" or config.n_layer or bool(backbone.positions_embed.weight.any()):
         return backbone

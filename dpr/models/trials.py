@@ -1,4 +1,4 @@
-"""Properties of a backbone that only running it shows: tried once on a few random tokens, when a tower is
+"""Trials of a backbone: properties that only running it shows, on a few random tokens, once when a tower is
 made."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpr.core.logs import get_logger
 logger = get_logger(__name__)
 
 LENGTHS = (11, 7, 4)
-# What model classes raise when they are called in a way that they do not support.
+# Errors of model classes that are called in a way that they do not support.
 FAILURES = (
     TypeError,
     ValueError,
@@ -32,8 +32,8 @@ TOLERANCE = 1e-3
 
 @contextmanager
 def trial(backbone: Any) -> Iterator[None]:
-    """Evaluation mode without gradients, with small weights scaled up so that every layer shows in the
-    output; all is restored at the end.
+    """Runs the block in evaluation mode without gradients, with small weights scaled up so that every layer
+    shows in the output; restores everything at the end.
 
     Freshly initialised weights are so small that a deep backbone does little more than pass its input on, and
     errors would go unseen. Factors are powers of two, so that the weights are restored bit for bit.
@@ -54,8 +54,8 @@ def trial(backbone: Any) -> Iterator[None]:
 
 
 def _small_weights(backbone: Any) -> Iterator[tuple[Tensor, float]]:
-    """Each matrix that makes its input smaller, with a power of two that prevents it; embedding tables are
-    judged by their values."""
+    """Yields each matrix that makes its input smaller, with a power of two that prevents it. Embedding tables
+    are judged by their values."""
     words = backbone.get_input_embeddings().weight
     for module in backbone.modules():
         for weight in module.parameters(recurse=False):
@@ -69,7 +69,7 @@ def _small_weights(backbone: Any) -> Iterator[tuple[Tensor, float]]:
 
 
 def sample_batch(backbone: Any, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
-    """Random tokens, none of them padding, on the backbone's device."""
+    """Draws random tokens, none of them padding, on the backbone's device."""
     config = backbone.config
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, int(config.vocab_size), (sum(lengths),), generator=generator)
@@ -81,12 +81,12 @@ def sample_batch(backbone: Any, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
 
 
 def pad_id(config: Any) -> int:
-    """The padding token; 0 where a model names none, since nothing reads it."""
+    """Returns the padding token, or 0 if a model names none, since nothing reads it."""
     return int(config.pad_token_id or 0)
 
 
 def padded_states(backbone: Any, batch: TokenBatch, **options: Any) -> Tensor:
-    """Last hidden states of a padded forward without those of padding: (T, D)."""
+    """Returns the last hidden states of a padded forward without those of padding: (T, D)."""
     input_ids, mask = batch.padded(pad_id(backbone.config))
     states: Tensor = backbone(
         input_ids=input_ids, attention_mask=mask.to(torch.int64), **options
@@ -95,7 +95,7 @@ def padded_states(backbone: Any, batch: TokenBatch, **options: Any) -> Tensor:
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether states (T, D) are the same up to rounding, relative to how much they vary from token to
+    """True if states (T, D) are the same up to rounding, relative to how much they vary from token to
     token."""
     if found.shape != expected.shape:
         return False
@@ -104,8 +104,8 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 
 
 def first_position(backbone: Any) -> int | None:
-    """Number of the first position if a padded forward is given explicit positions; None if the backbone does
-    not support that."""
+    """Returns the number of the first position if a padded forward is given explicit positions; None if the
+    backbone does not support that."""
     batch = sample_batch(backbone, LENGTHS[:1])
     with suppress(*FAILURES), trial(backbone):
         expected = padded_states(backbone, batch)
@@ -116,11 +116,11 @@ def first_position(backbone: Any) -> int | None:
 
 
 def longest_sequence(backbone: Any, length: int) -> int:
-    """The most tokens, up to ``length``, for which the backbone has positions, and at which the vector of a
-    text does not depend on the longest text beside it.
+    """Returns the most tokens, up to ``length``, for which the backbone has positions, and at which the
+    vector of a text does not depend on the longest text beside it.
 
-    Rotary positions go on behind those that the config names. By some kinds of them (dynamic, longrope) it changes
-    for all texts of a batch once one of them is longer than the model's original length.
+    Rotary positions continue beyond those that the config names. With some kinds of them (dynamic, longrope),
+    the vectors of all texts in a batch change once one text is longer than the model's original length.
     """
     positions = getattr(backbone.config, "max_position_embeddings", None) or length
     rotary = getattr(backbone.config, "rope_parameters", None) or {}
@@ -137,7 +137,7 @@ def longest_sequence(backbone: Any, length: int) -> int:
 
 
 def is_static(backbone: Any) -> bool:
-    """Whether a token's state is its row of a table (``dpr.models.static``)."""
+    """True if a token's state is its row of a table (``dpr.models.static``)."""
     return bool(backbone.config.model_type == "static")
 
 
@@ -153,7 +153,7 @@ def layers_of(backbone: nn.Module) -> list[nn.Module]:
 
 
 def mention_bf16(backbone: Any, device: torch.device, precision: str, *, key: str) -> None:
-    """Says so where layers run in fp32 on a processor with instructions for bf16; ``key`` is the setting."""
+    """Logs a hint if layers run in fp32 on a processor with instructions for bf16; ``key`` is the setting."""
     if device.type != "cpu" or precision != "fp32" or is_static(backbone):
         return
     if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():

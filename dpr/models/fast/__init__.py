@@ -1,2 +1,2 @@
-"""What makes towers fast: packing and kernels. Vectors are defined in ``dpr.models``; nothing
-here changes them."""
+"""Packing and kernels, which make towers fast. Vectors are defined in ``dpr.models``; nothing here changes
+them."""

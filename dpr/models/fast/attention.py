@@ -1,4 +1,4 @@
-"""Attention over sequences laid end to end: padding exists inside this function only, everything else sees
+"""Attention over sequences laid end to end. Padding exists inside this function only; everything else sees
 real tokens.
 
 Registered with transformers under ``ATTENTION``. A backbone whose config names it runs padded (with an
@@ -31,8 +31,8 @@ _NOT_COMPUTED = ("softcap", "s_aux", "position_bias")
 
 
 class AttentionOptions(NamedTuple):
-    """How a layer attends: a query sees keys less than ``window`` positions away and, if ``causal``, none
-    after itself."""
+    """Options of a layer's attention: a query sees keys less than ``window`` positions away and, if
+    ``causal``, none after itself."""
 
     dropout: float
     scaling: float | None
@@ -40,24 +40,25 @@ class AttentionOptions(NamedTuple):
     causal: bool
 
     def covers(self, length: int) -> bool:
-        """Whether the window hides nothing of a sequence."""
+        """True if the window hides nothing of a sequence."""
         return self.window is None or self.window >= length
 
     def mask(self, position: Tensor, length: int) -> Tensor:
-        """For queries at ``position`` (n, Q) and keys 0 to ``length`` - 1: (n, 1, Q, L), True where seen."""
+        """Returns (n, 1, Q, L), True where seen, for queries at ``position`` (n, Q) and keys 0 to ``length``
+        - 1."""
         behind = position[:, None, :, None] - torch.arange(length, device=position.device)
         return ((behind >= 0) if self.causal else True) & (behind.abs() < (self.window or length))
 
 
 class Layout(Protocol):
-    """The positions of sequences in a pack, and how attention is computed there; made once per forward and
+    """Positions of sequences in a pack, and the way attention is computed there. Made once per forward and
     shared by all layers."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None
     ) -> Tensor:
-        """Attention within each sequence: query (1, H, Q, d), key and value (1, H or fewer, T, d) in, (1, Q,
-        H, d) out.
+        """Computes attention within each sequence, from query (1, H, Q, d), key and value (1, H or fewer, T,
+        d) to (1, Q, H, d).
 
         Queries are those of all tokens or, with ``read`` (n,), those of one token of each sequence, at that
         position.
@@ -80,7 +81,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Sequences of similar length are padded to the same length inside attention, which is torch's SDPA."""
+    """Layout that pads sequences of similar length to the same length inside attention, which is torch's
+    SDPA."""
 
     regions: tuple[Region, ...]
 
@@ -88,8 +90,8 @@ class PackedLayout:
     def build(
         lengths: Sequence[int], device: torch.device, *, min_unpadded: int | None = None
     ) -> PackedLayout:
-        """For sequences in the given order, longest first. Those of ``min_unpadded`` tokens or more are not
-        padded."""
+        """Builds the layout of sequences in the given order, longest first. Those of ``min_unpadded`` tokens
+        or more are not padded."""
         regions = []
         first = 0
         for bucket in plan_buckets(lengths, min_unpadded=min_unpadded):
@@ -228,12 +230,11 @@ class _DroppedAttention(torch.autograd.Function):
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """A block in which torch computes attention with any of its kernels but cuDNN's, which it prefers on an
-    H100 from torch 2.13 on.
+    """Makes torch compute attention with any of its kernels but cuDNN's inside the block; it prefers cuDNN's
+    on an H100 from torch 2.13 on.
 
-    cuDNN plans every new pair of number and length of sequences on the host, for tens of milliseconds. Those
-    of buckets and packs are hardly ever seen twice. Nor has its backward an order of sums that does not
-    change.
+    cuDNN plans every new pair of number and length of sequences on the host, for tens of milliseconds. The
+    pairs of buckets and packs are hardly ever seen twice. Its backward also sums in an order that may change.
     """
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -253,12 +254,12 @@ def dot_product_attention(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """Queries (n, H, Q, d), keys and values (n, H or fewer, L, d) in, (n, H, Q, d) out; ``causal`` without a
-    mask, and Q = L."""
+    """Computes attention of queries (n, H, Q, d) over keys and values (n, H or fewer, L, d); returns (n, H,
+    Q, d). ``causal`` requires that there is no mask, and Q = L."""
     shared = q.shape[1] // k.shape[1]  # query heads per key head
     drops = can_drop(q, dropout)
     if drops and torch.is_autocast_enabled("cpu"):
-        # Autocast casts for SDPA, but not for a function of one's own.
+        # Autocast casts for SDPA, but not for custom functions.
         dtype = torch.get_autocast_dtype("cpu")
         q, k, v = (states.to(dtype) for states in (q, k, v))
     if shared > 1 and (
@@ -289,8 +290,8 @@ def packed_attention(
     packed_layout: Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain
-    SDPA over a padded batch.
+    """Computes attention as transformers calls it, from (1, H, T, d) each to (1, T, H, d); without a layout,
+    by plain SDPA over a padded batch.
 
     ``sliding_window`` reaches one position less than its value to either side, or only back if attention is
     causal.
@@ -387,8 +388,8 @@ def enable_packing(backbone: Any) -> int | None:
 
 
 def past_the_windows(backbone: Any) -> int:
-    """The length of a sequence that exceeds every window of the attention, if that is short enough for a
-    trial."""
+    """Returns the length of a sequence that exceeds every window of the attention, if that is short enough
+    for a trial."""
     windows = [
         window
         for module in backbone.modules()

@@ -19,23 +19,23 @@ from dpr.models.trials import FAILURES, agree, padded_states, sample_batch, tria
 _PIECE = 1 << 20
 _LEVELS = 1 << 16
 _HIGHEST = 0.99
-"""Above it the rounding of 1 - p would matter."""
+"""Highest probability; above it the rounding of 1 - p would matter."""
 
 
 def can_drop(states: Tensor, probability: float) -> bool:
-    """Whether these masks can be used: on a CPU, with a probability that is neither 0 nor nearly 1."""
+    """True if these masks can be used: on a CPU, with a probability that is neither 0 nor nearly 1."""
     return states.device.type == "cpu" and 1 / _LEVELS <= probability <= _HIGHEST
 
 
 def draw_bits(shape: torch.Size) -> Tensor:
-    """Uniform int16 values of ``shape`` from torch's default generator."""
+    """Draws uniform int16 values of ``shape`` from torch's default generator."""
     words = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
     return words.view(torch.int16)[: shape.numel()].view(shape)
 
 
 def keep_mask(bits: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
-    """1 for kept values, with probability 1 - ``probability``, else 0. Converting and comparing in place runs
-    at memory speed."""
+    """Returns 1 for kept values, with probability 1 - ``probability``, else 0. Converting and comparing in
+    place runs at memory speed."""
     return bits.to(torch.float32).ge_(round(probability * _LEVELS) - _LEVELS // 2).to(dtype)
 
 
@@ -61,7 +61,7 @@ class _Drop(torch.autograd.Function):
 
 
 class Dropout(nn.Dropout):
-    """``nn.Dropout``; on a CPU with cheap masks."""
+    """``nn.Dropout`` with cheap masks on a CPU."""
 
     def forward(self, states: Tensor) -> Tensor:
         if not self.training or not can_drop(states, self.p):
@@ -78,8 +78,8 @@ def replace_dropout(module: nn.Module) -> None:
 
 
 class Gelu(nn.Module):
-    """Torch's exact GELU. Without gradients, on a CPU, it overwrites its argument: half the memory, in pieces
-    that are powers of two.
+    """Torch's exact GELU. Without gradients, on a CPU, it overwrites its argument, in pieces that are powers
+    of two, which halves the memory.
 
     On a CPU torch has oneDNN compile a kernel for every shape, and keeps a thousand of them. Packs of texts
     hardly ever repeat a shape, so each would cost half a millisecond, and the kernels, allocated between
@@ -87,7 +87,7 @@ class Gelu(nn.Module):
     """
 
     def forward(self, states: Tensor) -> Tensor:
-        # Autograd needs the argument in backward: it may be overwritten only where no graph is recorded.
+        # Autograd needs the argument in backward, so it may be overwritten only where no graph is recorded.
         in_place = states.device.type == "cpu" and states.is_contiguous() and not torch.is_grad_enabled()
         if not in_place or torch.compiler.is_compiling():  # an exporter would note one pass of the loop
             return nn.functional.gelu(states)
@@ -101,8 +101,8 @@ class Gelu(nn.Module):
 
 
 def put_gelu(backbone: Any) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Replaces every exact GELU inside a backbone by ``Gelu``; returns each that was replaced, after the module that
-    held it and its name there."""
+    """Replaces every exact GELU inside a backbone by ``Gelu``. Returns each that was replaced, with the
+    module that held it and its name there."""
     from transformers.activations import GELUActivation
 
     exact: list[tuple[nn.Module, str, nn.Module]] = [
@@ -118,8 +118,8 @@ def put_gelu(backbone: Any) -> list[tuple[nn.Module, str, nn.Module]]:
 
 
 def replace_gelu(backbone: Any) -> bool:
-    """``put_gelu`` if the backbone's output stays the same, which could use the argument once more. Returns whether it
-    does."""
+    """Calls ``put_gelu``, and undoes it if the backbone's output changes, as it does if the argument is used
+    again. Returns whether the output stays the same."""
     batch = sample_batch(backbone)
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     with suppress(*FAILURES), trial(backbone):

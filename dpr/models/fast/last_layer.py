@@ -23,8 +23,8 @@ from dpr.models.trials import FAILURES, LENGTHS, agree, layers_of, sample_batch,
 
 @dataclass(frozen=True, slots=True)
 class ReadLayout:
-    """A pack of which one token per sequence is read at the end: ``token`` (n,) in the pack, ``position``
-    (n,) in its sequence."""
+    """Pack of which one token per sequence is read at the end: ``token`` (n,) in the pack, ``position`` (n,)
+    in its sequence."""
 
     pack: Layout
     token: Tensor
@@ -52,10 +52,10 @@ def prune(backbone: Any) -> RemovableHandle:
 
 def enable_pruning(backbone: Any, first_position: int) -> bool:
     """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n,
-    D); returns whether it does.
+    D). Returns whether it does.
 
-    Tried on random sequences, two of them longer than any window, read at their ends and within, with and
-    without. A backbone whose output differs is left as it was.
+    It is tried on random sequences, two of them longer than any window, read at their ends and within, with
+    and without. A backbone whose output differs is left as it was.
     """
     if not layers_of(backbone):
         return False
@@ -79,7 +79,7 @@ def enable_pruning(backbone: Any, first_position: int) -> bool:
 def _read_tokens(
     layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of the layer for the tokens that are read."""
+    """Returns the arguments of the layer for the tokens that are read."""
     layout = options.get("packed_layout")
     if not isinstance(layout, ReadLayout):
         return None
@@ -101,8 +101,8 @@ def _read_tokens(
 
 
 def _rows(value: Any, token: Tensor, num_tokens: int) -> Any:
-    """Selects the tokens read of whatever is (1, T, ...): hidden states, and what belongs to them, such as
-    rotary positions."""
+    """Selects the tokens read from anything of shape (1, T, ...): hidden states, and values that belong to
+    them, such as rotary positions."""
     if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[1] == num_tokens:
         return value.index_select(1, token)
     if isinstance(value, tuple):

@@ -1,5 +1,5 @@
-"""What makes a tower fast: ``accelerate`` adapts its backbone once, ``packed_vectors`` is then its forward
-over real tokens only."""
+"""Fast towers: ``accelerate`` adapts a backbone once, and ``packed_vectors`` is then its forward over real
+tokens only."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ CPU_UNPADDED = 64
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backbone can do.
+    """Capabilities of a backbone.
 
     ``first_position`` is the number of the first position of a packed forward, None if the backbone cannot be
-    packed;
-    ``prunes_last_layer``: the last layer can compute only the tokens that are read; ``attention`` is sdpa or
-    varlen. Without layers a token's state is its row of the word table. ``in_one_pack``: on a CPU too, a
-    forward calls the backbone once.
+    packed. ``prunes_last_layer``: the last layer can compute only the tokens that are read. ``attention`` is
+    sdpa or varlen. Without layers (``has_layers``), a token's state is its row of the word table.
+    ``in_one_pack``: on a CPU too, a forward calls the backbone once.
     """
 
     first_position: int | None
@@ -45,8 +44,8 @@ class Capabilities:
 
 
 _tried: dict[str, tuple[bool, Capabilities]] = {}
-"""What the trials of a backbone have shown, the GELU's first: others of the same modules and configuration, such
-as the second tower, need none."""
+"""Results of the trials of a backbone, the GELU's first. Backbones of the same modules and configuration,
+such as that of the second tower, need no trial."""
 
 
 def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: bool) -> Capabilities:
@@ -64,7 +63,8 @@ def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: 
     if packed and is_static(backbone):
         return Capabilities(0, prunes_last_layer=False, attention=attention, has_layers=False)
     replace_dropout(backbone)
-    # All that decides what its code does: classes, plain attributes, and how many hooks and parts each module has.
+    # Everything that determines what its code does: classes, plain attributes, and how many hooks and parts
+    # each module has.
     modules = [
         (
             type(module),
@@ -109,7 +109,7 @@ def packed_vectors(
     able: Capabilities,
     last: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Pooled vectors (N, V) in the order of ``batch``.
+    """Returns pooled vectors (N, V) in the order of ``batch``.
 
     Sequences are sorted by length and cut into packs; each pack is one row of tokens whose positions restart
     with every sequence. ``last`` is a token and its position, which every shorter sequence attends to.
@@ -155,10 +155,10 @@ def token_states(
     able: Capabilities,
     read: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Last hidden states of all tokens (T, D), whose ``words`` (T, D) are looked up, or, with ``read``, of
-    one token per sequence (N, D).
+    """Returns the last hidden states of all tokens (T, D), whose ``words`` (T, D) are looked up, or, with
+    ``read``, of one token per sequence (N, D).
 
-    The sequences of ``batch`` are the longest first. ``read`` is the number (N,) of each of these tokens in
+    The sequences of ``batch`` come longest first. ``read`` holds the number (N,) of each of these tokens in
     the batch, and its position (N,) in its sequence.
     """
     device = batch.tokens.device
@@ -205,11 +205,11 @@ class _Rows(torch.autograd.Function):
 
 
 def _bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
-    """Pooled vectors (N, V) of a backbone without layers, in the order of ``batch``: each distinct token of
-    the batch is looked up once, and a text is the sum over its bag, so that no state is ever made for a token
-    of a text.
+    """Returns pooled vectors (N, V) of a backbone without layers, in the order of ``batch``.
 
-    On a GPU it waits once, for the number of distinct tokens.
+    Each distinct token of the batch is looked up once, and the vector of a text is the sum over its bag, so
+    that no state is made for a single token of a text. On a GPU it waits once, for the number of distinct
+    tokens.
     """
     lengths = batch.lengths.to(batch.tokens.device, non_blocking=True)
     if isinstance(pooling, RootIdfPooling):
@@ -224,7 +224,8 @@ def _bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
 
 
 def _root_bags(backbone: Any, batch: TokenBatch, pooling: RootIdfPooling, lengths: Tensor) -> Tensor:
-    """The same with each distinct token of a text added once, times what its repeats count."""
+    """Returns the same vectors for ``RootIdfPooling``: each distinct token of a text is added once, times the
+    root of the number of its repeats."""
     vocab_size = len(pooling.token_weights)
     held, _, counts = repeats(batch.tokens, lengths, vocab_size)
     distinct, inverse = torch.unique(held % vocab_size, return_inverse=True)

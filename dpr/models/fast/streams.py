@@ -1,7 +1,7 @@
-"""Work of many equal parts on a CPU: a part a thread, and one core for the operations of each.
+"""Work of many equal parts on a CPU: one thread for each part, and one core for the operations of a thread.
 
-An operation that all cores share ends with a wait for the slowest of them, and a forward pass has hundreds. Beside
-other programs the slowest is one whose core is taken, and each wait costs as much.
+An operation that all cores share ends with a wait for the slowest of them, and a forward pass has hundreds.
+If other programs run, the slowest core is one that they have taken, and it delays every operation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 def in_streams(work: Callable[[np.ndarray], None], parts: Iterable[np.ndarray]) -> None:
     """Calls ``work`` without gradient on every part, on as many threads as torch computes with.
 
-    An error of a part is raised; parts that have not begun are left out then.
+    Raises the error of a part; parts that have not begun are then skipped.
     """
     threads = torch.get_num_threads()
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None

@@ -31,15 +31,15 @@ OLDEST_CAPABILITY = (8, 0)  # Ampere
 
 @dataclass(frozen=True, slots=True)
 class VarlenLayout:
-    """``lengths`` on the host, so that the longest is known without waiting for the device; ``ends`` (n + 1,)
-    int32 their running sum."""
+    """Lengths of sequences that lie end to end: ``lengths`` on the host, so that the longest is known without
+    waiting for the device, and ``ends`` (n + 1,) int32, their running sum."""
 
     lengths: Sequence[int]
     ends: Tensor
 
     @staticmethod
     def build(lengths: Sequence[int], device: torch.device) -> VarlenLayout:
-        """For sequences in the given order."""
+        """Builds the layout of sequences in the given order."""
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return VarlenLayout(lengths, ends.to(device, non_blocking=True))
 
@@ -79,14 +79,15 @@ class VarlenLayout:
 
 
 def arithmetic_of(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of attention: autocast's where it is on. Autocast covers SDPA but not this kernel."""
+    """Returns the dtype of attention, which is autocast's if that is on. Autocast covers SDPA but not this
+    kernel."""
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return dtype
 
 
 def is_usable(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention of this backbone can use the kernel now; if not, a warning gives the reason, once for
+    """True if attention of this backbone can use the kernel now. If not, a warning gives the reason, once for
     each reason."""
     head_size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     arithmetic = arithmetic_of(device, dtype)
@@ -104,7 +105,7 @@ def is_usable(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def device_lacks(device: torch.device) -> str | None:
-    """Why a device cannot run the kernel; None if it can."""
+    """Returns why a device cannot run the kernel; None if it can."""
     if device.type != "cuda":
         return f"the kernel is for CUDA, not for {device.type}"
     if not torch.backends.cuda.is_flash_attention_available():
