@@ -1,10 +1,10 @@
-"""``dpr adapt CORPUS``: from passages without questions to a retriever that can be searched, with one command; and
-``dpr quickstart FOLDER``, the same from a folder of documents, evaluated.
+"""``dpr adapt CORPUS``: a retriever that can be searched, from passages without questions, with one command;
+``dpr quickstart FOLDER``: the same from a folder of documents, evaluated.
 
-Both run other commands one after another, as the stages of one folder. ``<stage>/stage.json`` says what the whole is
-made of, the command line that does the same by hand, and, once the stage is done, what it has made. A stage that is
-done is skipped, one that was interrupted goes on. Where the settings or the texts have changed, all stages are made
-again.
+Both run other commands one after another, as the stages of one folder. ``<stage>/stage.json`` states the
+settings and texts of the whole, the command line that does the same by hand, and, once the stage is done, its
+outputs. A stage that is done is skipped; one that was interrupted continues. If the settings or the texts
+have changed, all stages are made again.
 """
 
 from __future__ import annotations
@@ -70,66 +70,67 @@ JOBS: dict[str, Callable[[Any], Any]] = {
     "retrieve": retrieve.run,
     "adapt": lambda config: write_fitted(config),  # defined below
 }
-"""The commands that stages run; of ``adapt`` itself, what it does with a model that is given."""
+"""Commands that stages run; for ``adapt`` itself, the part that fits a given model to the corpus."""
 RECORD = "stage.json"
 _FORMAT = 3
 RESULT = "adapted.json"
 FITTED = "fitted"
-"""The model of that stage, as a checkpoint of its run."""
+"""Model of that stage, as a checkpoint of its run."""
 _TORCHRUN = """\
 import sys
 from torch.distributed import run
 sys.excepthook = lambda *_: None
 run.main()
 """
-"""torchrun without the traceback in which it ends when a process or a signal has ended it; the processes say why."""
+"""torchrun without its final traceback after a process or a signal has ended it; the processes state the
+cause."""
 DETAILS = "log.txt"
-"""The commands of the stages, and all that they say."""
+"""File of the stages' commands and all that they print."""
 TEMPERATURE = 0.15
-"""Of a new encoder: 20 of 21 trainings were best with it, or nearly (benchmarks/results/adapt.md)."""
+"""Temperature of a new encoder; best or nearly best in 20 of 21 runs (benchmarks/results/adapt.md)."""
 TEMPERATURE_OF_GIVEN = 0.05
 WEIGHTS = (0.2, 0.6)
-"""Bounds of the encoder's share in the hybrid: made questions alone would choose too high a share."""
+"""Bounds of the encoder's share in the hybrid; pseudo-questions alone would choose too high a share."""
 WEIGHT_OF_GIVEN = 0.5
-"""Share in the hybrid of a model that is given and was trained before (benchmarks/results/adapt_trained.md)."""
+"""Share in the hybrid of a given model that was already trained (benchmarks/results/adapt_trained.md)."""
 CLEARLY = 0.02
-"""By how much another choice has to be ahead of the default one to be taken."""
+"""Margin by which another choice must beat the default."""
 _DEPTH = 1000
 """Passages that each side of the hybrid lists."""
 _METRIC = "ndcg@10"
 LEAST_PAIRS = 8192
 LEAST_PASSAGES = 20
-"""A batch has 16, and a tenth of them are held back."""
+"""Fewest passages: a batch has 16, and a tenth of the passages are held back."""
 MADE = (
     "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"
     " questions expect less of it beside BM25. questions=FILE measures with real ones."
 )
 SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
-"""The stages that evaluate on test questions, and their names in tables."""
+"""Stages that evaluate on test questions, and their names in tables."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What is searched and trained on, as a first stage prepares it."""
+    """Texts to search and train on, as the first stage prepares them."""
 
     prepared: Path
-    """The folder that it makes, with the dev questions and the corpus to evaluate on."""
+    """Folder of that stage, with the dev questions and the corpus to evaluate on."""
     corpus: Path
-    """The passages that are searched."""
+    """Passages to search."""
     evaluated: Path
-    """The passages without what became a question."""
+    """Passages without the text that became a question."""
     train_sets: dict[str, dict[str, Any]]
-    """The entries of the data sets that are trained on."""
+    """Entries of the data sets to train on."""
     vocabulary: list[str] = field(default_factory=list)
     """Files with more text for a new vocabulary."""
 
     def counts(self) -> dict[str, Any]:
-        """How much of everything there is."""
+        """Returns the numbers of passages, questions and everything else."""
         return dict(read_manifest(self.prepared)["metadata"]["counts"])
 
 
 def run(config: AdaptSettings) -> None:
-    """Runs all stages and prints what came of them."""
+    """Runs all stages and prints their results."""
     kinds_of(config.pairs, setting="pairs")
     out = Path(str(config.out))
     config.model_file, content = find_model("model_file", config.model_file, out)
@@ -169,7 +170,7 @@ def run(config: AdaptSettings) -> None:
 
 
 def quickstart(config: QuickstartSettings) -> None:
-    """Runs all stages and prints what came of them."""
+    """Runs all stages and prints their results."""
     out = Path(str(config.out))
     model_file, content = find_model("encoder", None if config.encoder == "static" else config.encoder, out)
     start = time.monotonic()
@@ -259,8 +260,8 @@ def quickstart(config: QuickstartSettings) -> None:
 
 
 def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str | None]:
-    """The folder of the model that a setting names, fetched from the hub where it is there, and what stands for its
-    content; before anything is made.
+    """Returns the folder of the model that a setting names, fetched if it is on the hub, and a hash of its
+    content, before anything is made.
 
     Raises:
         ConfigError: there is none, or it lies in ``out``, whose stages may be made again.
@@ -286,8 +287,8 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
 
 
 def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
-    """All stages behind the first, which has prepared the texts; writes ``search.json`` and ``adapted.json``.
-    Returns the encoder's share in the hybrid."""
+    """Runs all stages after the first, which has prepared the texts; writes ``search.json`` and
+    ``adapted.json``. Returns the encoder's share in the hybrid."""
     out = stages.out
     if is_fitted(config):  # then nothing is chosen on made questions
         fitting = replace(config, corpus=str(texts.evaluated), out=str(out))
@@ -356,19 +357,19 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
 
 
 def is_fitted(config: AdaptSettings) -> bool:
-    """Whether the model that is given gets a linear layer, or static towers that learn its vectors, in place of a
-    training: it says how a text becomes a vector, as one that was trained for retrieval does."""
+    """True if the given model gets a linear layer, or static towers that learn its vectors, instead of being
+    trained. This is so if it states how a text becomes a vector, as a model trained for retrieval does."""
     return config.model_file is not None and states_vectors(config.model_file)
 
 
 def states_vectors(model_file: str) -> bool:
-    """Whether a model says how a text becomes a vector."""
+    """True if a model states how a text becomes a vector."""
     folder = Path(model_file)
     return is_checkpoint(resolve_checkpoint(folder)) or (folder / "modules.json").is_file()
 
 
 def write_fitted(config: AdaptSettings) -> None:
-    """Writes a run: the model that is given, with what was fitted to the corpus."""
+    """Writes a run with the given model and the layer or static towers that were fitted to the corpus."""
     folder = Path(str(config.out)) / "model"
     model = BiEncoder.load(str(config.model_file), resolve_device(config.device))
     if config.static is not None:
@@ -376,7 +377,7 @@ def write_fitted(config: AdaptSettings) -> None:
         most = config.max_pairs or static_student.MOST_QUESTIONS
         model = learn_static(model, pairs, sides=config.static, most_questions=most, seed=config.seed)
     else:
-        # Whole sentences and titles teach more than shortened crops, which are for a model that knows nothing yet.
+        # Whole sentences and titles teach more than shortened crops, which are for an untrained model.
         kinds = ["sentence", "title"] if config.pairs == "mixed" else config.pairs
         pairs = PseudoPairs(str(config.corpus), kinds=kinds, drop_words=0.0)
         add_fitted_layer(model, pairs, most_questions=config.max_pairs or MOST_QUESTIONS, seed=config.seed)
@@ -385,7 +386,7 @@ def write_fitted(config: AdaptSettings) -> None:
 
 
 def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: Path) -> None:
-    """The stage ``name``: the vectors of a corpus."""
+    """Runs the stage ``name``, which makes the vectors of a corpus."""
     vectors = EmbedConfig(
         model_file=str(stages.out / "model"),
         ctx_src=str(corpus),
@@ -397,24 +398,24 @@ def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: P
 
 
 def clearly_best(reached: Mapping[str, float], default: str) -> str:
-    """The default, unless another is clearly better."""
+    """Returns the default, unless another choice is clearly better."""
     best = max(reached, key=lambda choice: reached[choice])
     return best if reached[best] > reached[default] + CLEARLY else default
 
 
 def chosen_weight(by_weight: dict[float, float]) -> float:
-    """The share nearest to the default, of those within bounds that are not clearly worse on the dev questions
-    than the best. A share of 0 is BM25 alone, of 1 the encoder."""
+    """Returns the share nearest to the default, among those within the bounds that are not clearly worse on
+    the dev questions than the best. A share of 0 is BM25 alone, of 1 the encoder."""
     within = {weight: value for weight, value in by_weight.items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
     good = [weight for weight, value in within.items() if value >= max(within.values()) - CLEARLY]
     return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
 
 
 def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: float) -> BiEncoderTrainConfig:
-    """The settings of the training, judged on the dev questions.
+    """Returns the settings of the training, with the dev questions for validation.
 
-    The batch is small where there are few passages, so that there are steps to learn in; the pairs are a
-    multiple of the passages between bounds, so that the time is bounded.
+    If there are few passages, the batch is small, so that there are enough steps. The number of pairs is a
+    multiple of the number of passages within bounds, so that the time is bounded.
     """
     made = BiEncoderTrainConfig(output_dir=str(folder), seed=config.seed, device=config.device)
     made.train_datasets = list(texts.train_sets)
@@ -465,7 +466,7 @@ def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: flo
 
 
 def search_of(config: AdaptSettings, texts: Texts, name: str, split: str) -> RetrievalConfig:
-    """The settings of a stage that searches by the hybrid, with the questions of a split."""
+    """Returns the settings of a stage that searches by the hybrid, with the questions of a split."""
     out = Path(str(config.out))
     return RetrievalConfig(
         qa_dataset=str(texts.prepared / f"{split}_questions.jsonl"),
@@ -483,7 +484,7 @@ def search_of(config: AdaptSettings, texts: Texts, name: str, split: str) -> Ret
 
 def write_search(out: Path, corpus: Path, weight: float | None) -> None:
     """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
-    ``out``; by BM25 alone where no weight is given."""
+    ``out``. Without a weight, they search by BM25 alone."""
     passages = resolve_passage_sources([str(corpus)], {})
     words = out / "bm25_index"
     choice = index_choice(IndexerConfig(kind="bm25"))
@@ -510,7 +511,7 @@ def write_search(out: Path, corpus: Path, weight: float | None) -> None:
 
 
 class _Interrupts(SignalBlock):
-    """A block in which every signal that asks to stop does what Ctrl-C does."""
+    """Block in which every signal that asks to stop has the effect of Ctrl-C."""
 
     number = 0
 
@@ -521,11 +522,11 @@ class _Interrupts(SignalBlock):
 
 @contextmanager
 def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) -> Iterator[Stages]:
-    """A block in which this process alone makes the stages of the folder ``out``, one of ``first`` before all
-    others.
+    """Lets this process alone make the stages of the folder ``out`` inside the block, one of ``first`` before
+    all others.
 
     Args:
-        made_of: the settings that decide what is made, and the content of the user's files.
+        made_of: the settings that determine the outputs, and the content of the user's files.
 
     Raises:
         ConfigError: ``out`` holds other files, and no such stage.
@@ -555,7 +556,7 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) ->
 
 
 class Stages:
-    """Runs the stages of a folder; what they print goes to ``details``."""
+    """Stages of a folder, which ``run`` runs; their output goes to ``details``."""
 
     def __init__(
         self, out: Path, made_of: Mapping[str, Any], details: TextIO | None, signals: _Interrupts
@@ -569,17 +570,17 @@ class Stages:
     def run(
         self, name: str, what: str, job: str, config: Settings, outputs: Sequence[str], *, processes: int = 1
     ) -> None:
-        """Runs a job with these settings, unless that is done.
+        """Runs a job with these settings, unless it is done.
 
         Args:
-            name: that of the stage, which is also its folder's.
-            what: what it does, for people.
-            job: the command that does it.
-            outputs: what it makes, by name inside its folder.
-            processes: how many do it together, started by torchrun.
+            name: name of the stage and of its folder.
+            what: description of the stage, for people.
+            job: command that does it.
+            outputs: its outputs, by name inside its folder.
+            processes: number of processes that do it together, started by torchrun.
 
         Raises:
-            InputError: it has not made that.
+            InputError: an output is missing at the end.
             StageError: it has failed in several processes; carries the exit code.
         """
         if self._signals.number:  # its KeyboardInterrupt was lost, as Python ignores those in a destructor
@@ -653,7 +654,7 @@ class Stages:
 
 
 def record_of(stage: Path) -> dict[str, Any]:
-    """Returns the record of a stage; nothing where it is damaged, or of another version."""
+    """Returns the record of a stage; empty if it is damaged or of another version."""
     with suppress(InputError):
         record = read_json(stage / RECORD)
         if isinstance(record, dict) and record.get("format") == _FORMAT:
@@ -662,7 +663,7 @@ def record_of(stage: Path) -> dict[str, Any]:
 
 
 def command_line(job: str, config: Settings) -> list[str]:
-    """The command that does the job with these settings: the words behind ``python -m``."""
+    """Returns the command that does the job with these settings: the words after ``python -m``."""
     values: dict[str, Any] = {}
     for key, leaf in leaves(config).items():
         if key == "datasets":

@@ -1,4 +1,4 @@
-"""``dpr search``: one question of a finished run, or one after another."""
+"""``dpr search``: searches a finished run for one question, or for one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SNIPPET_LINES = 3
 
 @dataclass
 class SearchCommand(DeviceSettings):
-    """Asks a run folder a question, or opens a prompt when none is given."""
+    """Searches a run folder for a question, or opens a prompt when none is given."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr search runs/quickstart "read a csv file"
@@ -31,11 +31,11 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
     folder: str | None = setting(None, operand="[RUN_FOLDER]", path="input")
     """Folder with a search.json (dpr retrieve search_folder=...)."""
     question: str | None = setting(None, operand="[TEXT]")
-    """What to look for; without it questions are read from the terminal."""
+    """Text to search for; absent = questions are read from the terminal."""
     top: int = setting(5, unit="passages", least=1, also=("k",))
     """Passages to show."""
     mode: str | None = setting(None, choices=("dense", "bm25", "hybrid"))
-    """How to search; absent = as the folder says."""
+    """Search mode; absent = the folder's."""
     model: str | None = setting(None, also=("model_file",), path="input")
     """Checkpoint or run folder."""
     vectors: list[str] = setting(list, takes_words=True, path="input")
@@ -54,7 +54,7 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
 
 
 def run(config: SearchCommand) -> None:
-    """Answers the question, or all that are typed."""
+    """Answers the question, or every question that is typed."""
     from dpr.retrieval.hits import NO_ANSWER
     from dpr.retriever import Retriever
 
@@ -91,8 +91,8 @@ def run(config: SearchCommand) -> None:
 
 
 def format_hit(hit: Hit, *, question: str, width: int) -> str:
-    """Rank, score and title; the part of the text around the question's words; where the passage is from and
-    why it was found. Control characters become spaces: a corpus must not drive a terminal."""
+    """Formats rank, score and title; the part of the text around the question's words; the source of the
+    passage; and why it was found. Control characters become spaces: a corpus must not drive a terminal."""
     from dpr.retrieval.hits import QuestionWords
 
     words = QuestionWords(question)

@@ -1,4 +1,4 @@
-"""``dpr check-data``: are these training data good to train on?"""
+"""``dpr check-data``: a report on whether training data are fit for training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_SUSPECTS = 200
 
 
 def run(config: CheckDataSettings) -> int:
-    """Prints the report, and writes the list of suspects; returns the exit code."""
+    """Prints the report, writes the list of suspects, and returns the exit code."""
     tensorizer = None
     if config.tokenizer:
         tensorizer = open_tokenizer(config.tokenizer, sequence_length=config.sequence_length)

@@ -1,5 +1,5 @@
-"""``dpr compare``: the metrics of retrieval runs, or of whole evaluations, side by side, and which
-differences are more than chance; ``dpr report``: a run and its retrieval metrics on one page, ``report.html``."""
+"""``dpr compare``: the metrics of retrieval runs, or of whole evaluations, side by side, with significance
+tests; ``dpr report``: a run and its retrieval metrics on one page, ``report.html``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpr.formats.results import MetricsFile
 
 Groups = dict[str, "dict[str, MetricsFile]"]
-"""Runs by label, by test set."""
+"""Runs by label, for each test set."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ dpr compare runs/first/suite
 dpr compare first=runs/first/suite second=runs/second/suite --metrics ndcg@10
 """
     runs: list[str] = setting(list, operand="[LABEL=]FILE_OR_FOLDER ...", path="input")
-    """Metrics files, or output folders of dpr evaluate, with the label of their line."""
+    """Metrics files, or output folders of dpr evaluate, with their labels in the table."""
     metrics: list[str] = setting(list)
-    """Metrics to test, metrics=mrr@10,ndcg@10; none = all in the table that the files have."""
+    """Metrics to test, metrics=mrr@10,ndcg@10; none = all metrics of the table that the files have."""
     system: str | None = None
-    """Of several folders: which system; absent = dense, or else their first."""
+    """System to compare if there are several folders; absent = dense, or else their first."""
     out: str | None = setting(None, path="output")
     """JSON file to write all metrics and tests to."""
 
@@ -52,7 +52,7 @@ def run(config: CompareSettings) -> None:
 
     Raises:
         ConfigError: two runs have the same label.
-        InputError: a file is missing, is not what is compared, or does not belong to the others.
+        InputError: a file is missing, is of another kind, or does not belong to the others.
     """
     from dpr.evaluation.comparison import (
         changed_most,
@@ -100,11 +100,11 @@ def run(config: CompareSettings) -> None:
         heading = others[0] if len(others) == 1 else f"{len(others)} runs"
         counts = sorted({one.test.num_questions for one in compared if one.question_set in groups})
         number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-        # that all questions have equal values in is no comparison
+        # a difference of 0 on all questions is no comparison
         family = f"Holm over {sum(one.test.difference != 0 or one.test.detectable != 0 for one in compared)} comparisons"
         print(f"\n{heading} against {against}: {number} judged questions; {family}")
         print(difference_table(compared))
-        # The finest metric, unless one was named: with others, most questions change by the same.
+        # The finest metric, unless one was named: other metrics change most questions by the same amount.
         finest = [name for name in ("ndcg@10", "mrr@10") if name in names and not config.metrics]
         shown = [*finest, *names][0]
         if len(groups) == len(others) == 1:
@@ -131,7 +131,7 @@ def run(config: CompareSettings) -> None:
 
 
 def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
-    """(label, file) of ``label=file``, or of files, whose names are then the labels.
+    """Returns (label, file) of ``label=file``, or of files, whose names are then the labels.
 
     Raises:
         ConfigError: two files have the same label.
@@ -148,10 +148,10 @@ def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
 
 
 def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
-    """Metrics files by label, in the order given.
+    """Reads metrics files by label, in the order given.
 
     Raises:
-        InputError: a file is not a metrics file, or they are not about the same questions.
+        InputError: a file is not a metrics file, or the files are not about the same questions.
     """
     from dpr.formats.results import read_metrics
 
@@ -168,11 +168,11 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
 
 
 def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Groups:
-    """The metrics files of output folders of dpr evaluate, by set: of one folder all systems, of several one
-    system.
+    """Reads the metrics files of output folders of dpr evaluate, by set: all systems of one folder, or one
+    system of several folders.
 
     Raises:
-        InputError: a folder is none, lacks the system, or is about other sets than the first.
+        InputError: a folder is no such output, lacks the system, or is about other sets than the first.
     """
     from dpr.formats.results import read_evaluation
 
@@ -209,9 +209,9 @@ dpr report runs/first DPR=dpr.json --out compared.html
     folder: str | None = setting(None, operand="FOLDER", path="input")
     """Run folder; if it contains several runs, the longest is shown."""
     runs: list[str] = setting(list, operand="[[LABEL=]FILE ...]", path="input")
-    """Metrics files (metrics_file=...), with the label of their line."""
+    """Metrics files (metrics_file=...), with their labels in the table."""
     out: str | None = setting(None, path="output")
-    """Where to write it; absent = FOLDER/report.html."""
+    """File to write; absent = FOLDER/report.html."""
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"folder": "runs/first"})

@@ -1,5 +1,5 @@
-"""``dpr doctor``: what this installation has, for a first look and for bug reports; ``dpr verify``: are the files of
-an output the ones that were written?"""
+"""``dpr doctor``: a report on this installation, for a first look and for bug reports; ``dpr verify``: a
+comparison of an output's files with those that were written."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _EXTRAS = {
 @dataclass
 class DoctorSettings(Settings):
     """Prints versions, devices, free disk space and what the optional packages would add, without loading any
-    of them. With the folder of a
-    run: which usual faults its metrics show, with the figures and what to change."""
+    of them. For the folder of a run, prints the usual faults that its metrics show, with the figures and what
+    to change."""
 
     run: str | None = setting(None, operand="[RUN]", path="input")
     """Folder of a training run, finished or not."""
@@ -135,7 +135,7 @@ def verify(config: VerifySettings) -> int:
             good = "good up to the last checkpoint" if part.name == METRICS_LINES else "good"
             print("\n".join(f"{part}: {problem}" for problem in problems or [good]))
             is_whole = is_whole and not problems
-        # The files that are in none of its parts.
+        # The files outside all of its parts.
         known = set(found)
         rest = [
             str(file.relative_to(path))
@@ -152,7 +152,8 @@ def verify(config: VerifySettings) -> int:
 
 
 def problems_below(path: Path) -> dict[Path, list[str]]:
-    """Problems of a file, or of each part of a folder that has a checksum or a manifest; empty lists are good."""
+    """Returns the problems of a file, or of each part of a folder that has a checksum or a manifest; an empty
+    list means none."""
     from dpr.formats.checkpoints import RUN_FILE, run_problems
     from dpr.storage.checksums import verify_file
     from dpr.storage.durable import verify_folder
@@ -166,8 +167,8 @@ def problems_below(path: Path) -> dict[Path, list[str]]:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The folder itself if it has a manifest; else folders in it that have one or should (checkpoints), and
-    files with a checksum."""
+    """Returns the folder itself if it has a manifest; else the folders in it that have one or should
+    (checkpoints), and files with a checksum."""
     from dpr.storage.durable import CHECKSUM
 
     if (folder / "manifest.json").exists():

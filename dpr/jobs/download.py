@@ -1,4 +1,4 @@
-"""``dpr download``: keys of the catalogue -> files."""
+"""``dpr download``: files of the catalogue, by their keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpr.storage.outputs import require_writable
 
 
 def run(config: DownloadConfig) -> None:
-    """Downloads the keys asked for, or lists all."""
+    """Downloads the given keys, or lists all."""
     if not config.keys():
         width = max((len(key) for key in config.resources), default=0)
         for key, entry in config.resources.items():
@@ -36,7 +36,7 @@ def run(config: DownloadConfig) -> None:
 
 
 def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
-    """The keys that names stand for: a key itself, or all below it."""
+    """Returns the keys of names: a key itself, or all keys below it."""
     chosen: dict[str, None] = {}
     for name in names:
         keys = (
@@ -54,7 +54,7 @@ def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
 
 
 def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str, Path]]:
-    """Addresses and the files they become: ``a.b.c`` is ``a/b/c`` with the ending of the address."""
+    """Returns addresses and their files: ``a.b.c`` is ``a/b/c`` with the ending of the address."""
     url = str(resource.url)
     *folders, name = key.split(".")
     if any(part in ("", "..") or "/" in part or "\\" in part for part in (*folders, name)):

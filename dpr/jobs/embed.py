@@ -1,4 +1,4 @@
-"""Embedding settings -> objects -> a run."""
+"""``dpr embed``: the vectors of a corpus."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dpr.models.trials import mention_bf16
 
 logger = get_logger(__name__)
 
-# A rank on a slow CPU may need minutes for a chunk that another rank has no counterpart for.
+# A rank on a slow CPU may need minutes for a last chunk, while the other ranks wait.
 _TIMEOUT_S = 1800.0
 
 
 def run(config: EmbedConfig) -> EmbedReport:
-    """Embeds one shard, where every rank of a group calls it, or on a cluster all shards, whose numbers it
-    adds."""
+    """Embeds one shard, if every rank of a group calls it. On a cluster, embeds all shards and returns the
+    sum of their numbers."""
     if config.cluster.kind == "none":
         return embed(config)
     # a mistake is reported before anything is started

@@ -1,5 +1,5 @@
-"""One step of a run, in words. Nothing is replayed: its rows, passages and tokens are functions of the
-settings and its number."""
+"""``dpr explain``: one step of a run, in words. Nothing is replayed, because rows, passages and tokens are
+functions of the settings and the number of the step."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def run(config: ExplainConfig) -> None:
 
 
 def explain(config: ExplainConfig) -> Iterator[str]:
-    """The lines about a step: its epoch and pools, and of every pool rows, questions, passages, masks and
-    tokens.
+    """Yields the lines about a step: its epoch and global batches, and the rows, questions, passages, masks
+    and tokens of each.
 
     Raises:
         ConfigError: the run has no such step.
@@ -85,7 +85,7 @@ def _pool(
         f" {len(batch.contexts)} different texts; {batch.num_tokens} tokens"
         f" ({batch.questions.tokens.shape[0]} of questions)"
     )
-    # Slots of the pool that are left out for each question alone.
+    # Slots of the global batch that are left out for single questions.
     known = batch.known_positive_ids, batch.known_positive_valid
     candidates = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
     columns = [
@@ -123,7 +123,7 @@ def _pool(
 
 
 def _words(batch: TokenBatch, tensorizer: Tensorizer) -> list[str]:
-    """Token texts of every sequence."""
+    """Returns the token texts of every sequence."""
     sequences = batch.tokens.split(batch.lengths.tolist())
     return [" ".join(tensorizer.tokenizer.convert_ids_to_tokens(sequence.tolist())) for sequence in sequences]
 

@@ -1,4 +1,4 @@
-"""Export settings -> a model -> a file, or vectors with their passages -> a vector store."""
+"""``dpr export``: a model as a file or folder, or vectors with their passages in a vector store."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def card_metadata(model_file: str, name: str) -> CardMetadata:
-    """What is known of a model. Of its checkpoint only what can be read is used; absolute paths and
-    credentials are left out."""
+    """Returns what is known of a model. Files of its checkpoint that cannot be read are ignored; absolute
+    paths and credentials are left out."""
     checkpoint = Path(model_file)
     config: dict[str, Any] = {}
     state: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def card_metadata(model_file: str, name: str) -> CardMetadata:
 
 
 def _section(value: Any, *names: str) -> dict[str, Any]:
-    """The section of nested settings; empty where there is none."""
+    """Returns the section of nested settings; empty if there is none."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -67,7 +67,7 @@ _STORES = {"lancedb": load_lance, "pgvector": load_postgres}
 
 
 def run(config: ExportConfig) -> None:
-    """Writes the model, or the vectors, in the format asked for."""
+    """Writes the model, or the vectors, in the format that the settings name."""
     if config.to in STORES:
         _fill_store(config)
         return
@@ -105,8 +105,8 @@ def run(config: ExportConfig) -> None:
 
 
 def _fill_store(config: ExportConfig) -> None:
-    """Puts the vectors into the store that the settings name, or those that an earlier, killed run did
-    not."""
+    """Puts the vectors into the store that the settings name, or the rest of them if an earlier run was
+    killed."""
     out = str(config.out)
     if config.to != "pgvector" and "://" not in out:
         require_writable(out, folder=True)

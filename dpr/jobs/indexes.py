@@ -1,5 +1,5 @@
-"""Indexer settings -> indexes and retrievers; a saved index is reused where it is of the same vectors or
-texts."""
+"""Indexes and retrievers from the settings of an index. A saved index is reused if it was made of the same
+vectors or texts."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def build_retriever(
     device: torch.device | str = "cpu",
     questions: Sequence[str] = (),
 ) -> AnyRetriever:
-    """The retriever that the settings describe: dense, over words, or both. The recall of a new index is
-    measured on ``questions``."""
+    """Builds the retriever that the settings describe: dense, over words, or both. The recall of a new index
+    is measured on ``questions``."""
     choice = index_choice(config.indexer)
     if choice.index_class.reads == "texts":
         if config.hybrid != "none":
@@ -74,7 +74,7 @@ def open_dense(
     device: torch.device | str = "cpu",
     questions: Sequence[str] = (),
 ) -> DenseRetriever:
-    """The model of the settings in front of an index of its vectors."""
+    """Opens the model of the settings and an index of its vectors."""
     if not config.model_file:
         kind = config.indexer.kind
         raise ConfigError(
@@ -92,8 +92,8 @@ def open_dense(
 
 
 def index_choice(config: IndexerConfig) -> IndexChoice:
-    """The index that the settings name. A built-in kind has its settings beside ``kind``, a user-defined
-    class in ``options``."""
+    """Returns the index that the settings name. The settings of a built-in kind stand beside ``kind``, those
+    of a user-defined class in ``options``."""
     if config.kind not in KINDS:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
     names = [item.name for item in fields(KINDS[config.kind].settings)]
@@ -108,7 +108,7 @@ def open_vector_index(
     *,
     questions: Callable[[], np.ndarray] | None = None,
 ) -> Index:
-    """An index of the vectors: opened from ``index_path`` if it exists, else built, and saved there.
+    """Opens the index of the vectors from ``index_path`` if it exists; else builds it and saves it there.
 
     Raises:
         InputError: the vectors are of another model, the saved index is of other vectors, or either is of
@@ -147,12 +147,12 @@ def open_vector_index(
 
 
 def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
-    """An index of the corpus's words: opened from ``path`` if it exists, else built, and saved there."""
+    """Opens the index of the corpus's words from ``path`` if it exists; else builds it and saves it there."""
     if not sources:
         raise ConfigError(
             f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]"
         )
-    # Words are searched without the prefix of what is embedded.
+    # Words are searched without the prefix of texts that are embedded.
     texts = (
         [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources]
         if path
@@ -166,7 +166,7 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
 def _open_vectors(
     patterns: Sequence[str], model: BiEncoder, model_file: str
 ) -> list[VectorShard] | list[PickledVectors]:
-    """Shards, or the original's embedding files where all that is named are files."""
+    """Opens shards, or the original's embedding files if the patterns match files only."""
     matches = [matching_paths(pattern) for pattern in patterns]
     paths = list(dict.fromkeys(path for paths in matches for path in paths))
     if not all(matches) or not paths or not all(path.is_file() for path in paths):
@@ -197,8 +197,8 @@ def _open_vectors(
 def _with_prefixes(
     shards: Sequence[VectorShard | PickledVectors], patterns: Sequence[str], sources: Sequence[PassageSource]
 ) -> list[VectorSource]:
-    """Shards whose ids get the prefix of their passage source; DPR pairs the patterns with the sources in
-    order."""
+    """Returns the shards, whose ids get the prefix of their passage source. Patterns and sources are paired
+    in order, as in DPR."""
     if not any(source.id_prefix for source in sources):
         return list(shards)
     if len(sources) not in (1, len(patterns)):

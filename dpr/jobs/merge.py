@@ -1,4 +1,4 @@
-"""``dpr merge``: weights between those of a model and of what it was tuned to, or the mean of several."""
+"""``dpr merge``: weights averaged between a base model and a tuned one, or the mean of several models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ PROVENANCE = "merge.json"
 
 
 def run(config: MergeConfig) -> None:
-    """Prints how good each candidate is and writes the best one; of equals the first, nearest to the base."""
+    """Prints the metric of each candidate and writes the best; of equals the first, which is nearest to the
+    base."""
     models = _opened(config)
     weights = [{name: tensor.clone() for name, tensor in each.weights().items()} for each in models.values()]
     fingerprints = {name: each.fingerprint for name, each in models.items()}
@@ -92,7 +93,7 @@ def run(config: MergeConfig) -> None:
 
 
 def _opened(config: MergeConfig) -> dict[str, BiEncoder]:
-    """The models by their names, adapters merged into the weights.
+    """Opens the models by their names, with adapters merged into the weights.
 
     Raises:
         InputError: two of them differ in more than their weights.
@@ -119,7 +120,7 @@ def _opened(config: MergeConfig) -> dict[str, BiEncoder]:
 
 
 def _shape(model: BiEncoder) -> dict[str, Any]:
-    """What two models must have in common; first what says most about a difference."""
+    """Returns what two models must have in common. The entries that explain most differences come first."""
     shape = {"architecture": model.question_model.config.model_type} | asdict(EncoderSettings())
     shape |= model.settings.as_dict() | {"tokenizer's fingerprint": model.tensorizer.fingerprint}
     tensors = {f"shape of {name}": tuple(tensor.shape) for name, tensor in model.weights().items()}
@@ -127,8 +128,8 @@ def _shape(model: BiEncoder) -> dict[str, Any]:
 
 
 def mixed(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """The sum of weights by their shares, in float64. Models without a share are left out: one that is all of
-    it keeps its bits."""
+    """Returns the sum of weights by their shares, in float64. Models without a share are left out; a model
+    with the whole share keeps its bits."""
     parts = [(weights, share) for weights, share in zip(models, shares, strict=True) if share]
     return {
         name: reduce(torch.add, [weights[name].double() * share for weights, share in parts]).to(tensor.dtype)

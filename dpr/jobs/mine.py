@@ -1,5 +1,5 @@
-"""``dpr mine``: hard negatives for training data; ``dpr score``: a teacher's scores; and the models and vectors that
-both search with."""
+"""``dpr mine``: hard negatives for training data; ``dpr score``: a teacher's scores. Both open the models and
+vectors to search with here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(config: MineCommand) -> None:
 
 
 def run_score(config: ScoreCommand) -> None:
-    """Writes the scored data and prints what the scores are like."""
+    """Writes the scored data and prints statistics of the scores."""
     out, corpus, scorer = _opened(config)
     searches: list[Search] = []
     if config.model_file and scorer is None:
@@ -77,7 +77,8 @@ def run_score(config: ScoreCommand) -> None:
 
 
 def _opened(config: MineCommand | ScoreCommand) -> tuple[Path, Path | None, CrossEncoder | None]:
-    """What is written and the corpus, both looked at before the data are read, and the cross-encoder."""
+    """Returns the output file and the corpus, both checked before the data are read, and the
+    cross-encoder."""
     out = Path(str(config.out))
     require_writable(out)
     corpus = None if config.corpus is None else Path(config.corpus)
@@ -102,8 +103,8 @@ def dense_search(
     corpus: Path | None = None,
     vectors: Sequence[str] = (),
 ) -> Search:
-    """A bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made; without them it makes them,
-    where and how ``config`` says.
+    """Opens a bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made. Without them it
+    makes them, with the device and batches of ``config``.
 
     Raises:
         ConfigError: vectors without a corpus, or a prompt that the model does not have.

@@ -14,7 +14,7 @@ from dpr.preparation.settings import FolderSettings, NewEncoderSettings, PairFil
 
 
 def run(config: PrepareSettings) -> None:
-    """Makes what the settings ask for, and prints how much of everything there is."""
+    """Makes the data that the settings ask for, and prints how much there is of each kind."""
     out = Path(str(config.out))
     source = Path(config.sources[0])
     is_folder = len(config.sources) == 1 and source.is_dir() and not (config.format or config.columns())

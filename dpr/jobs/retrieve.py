@@ -1,5 +1,5 @@
-"""``dpr retrieve``: a set of questions -> rankings, results and metrics; ``dpr evaluate``: test sets, or the TREC run of
-any program, -> metrics and a table."""
+"""``dpr retrieve``: rankings, results and metrics of a set of questions; ``dpr evaluate``: metrics and a
+table of test sets, or of the TREC run of any program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TABLE = "results.md"
 
 
 def run(config: RetrievalConfig) -> None:
-    """Retrieves, judges and writes what was asked for."""
+    """Retrieves, compares with the judgements, and writes the outputs that the settings name."""
     if launched("WORLD_SIZE") > 1:
         raise ConfigError(
             "retrieval runs in one process; start it without torchrun (a GPU is used when there is one)"
@@ -77,7 +77,7 @@ def run(config: RetrievalConfig) -> None:
     if qrels is not None:
         ids = [question.id for question in questions]
         require_judged(ids, qrels, file=str(config.qrels), of=str(question_set.file))
-    # How answers are matched, if they are looked at.
+    # How answers are matched, if the metrics need them.
     answer_match = config.match if config.match in ("string", "regex") else None
     has_answers = any(question.answers for question in questions)
     if answer_match and not has_answers:
@@ -169,7 +169,8 @@ def run(config: RetrievalConfig) -> None:
             metadata["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
         evaluator.write_report(Path(config.metrics_file), metadata, texts, rankings, judged, note={})
     if config.search_folder:
-        # How to search the same way. An index that was not saved would be built again for every question.
+        # Settings that search the same way. An index that was not saved would be built again for every
+        # question.
         reads_texts = index_choice(config.indexer).index_class.reads == "texts"
         is_kept = reads_texts or config.index_path is not None
         name = config.encoder.pretrained_model_cfg
@@ -211,10 +212,10 @@ def weight_values(
     metric: str,
     passages: Mapping[str, Passage],
 ) -> dict[float, float]:
-    """``metric`` of the fused rankings for each weight of a linear hybrid.
+    """Returns ``metric`` of the fused rankings for each weight of a linear hybrid.
 
     Args:
-        passages: with their texts, where answers are matched.
+        passages: passages with their texts, if answers are matched.
 
     Raises:
         ConfigError: the metric is not measured here.
@@ -231,20 +232,20 @@ def weight_values(
 
 
 def _require_relevant(evaluator: Evaluator, sources: Sequence[PassageSource]) -> None:
-    """Raises InputError, before anything is embedded or searched, where no passage that is judged relevant is
-    in the corpus; warns where some are not."""
+    """Raises InputError, before anything is embedded or searched, if the corpus contains no passage that is
+    judged relevant; warns if some are missing."""
     if sources and (first := next(sources[0].read(), None)):
         found = find_passages(sources, evaluator.relevant())
         evaluator.require_relevant(found, f"the corpus begins with {first.id!r}", file=sources[0].file)
 
 
 def _ids(rankings: Sequence[Ranking]) -> set[str]:
-    """All passages of the rankings."""
+    """Returns the ids of all passages in the rankings."""
     return {passage for ranking in rankings for passage, _ in ranking}
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    """Evaluates what is not evaluated yet, and writes the results of all sets."""
+    """Evaluates the sets that are not evaluated yet, and writes the results of all."""
     if launched("WORLD_SIZE") > 1:
         raise ConfigError(
             "evaluation runs in one process; start it without torchrun (a GPU is used when there is one)"
@@ -259,7 +260,7 @@ def evaluate(config: EvaluateConfig) -> None:
         str(config.set), split=config.split, cache=cache, data=config.data, suites=config.suites
     )
 
-    # A run that has been searched says which model and hybrid it is searched with.
+    # A run that has been searched states the model and hybrid of that search.
     fusion = Fusion()
     if config.run and (Path(config.run) / FILE).is_file():
         stored = SearchSettings.read(Path(config.run))
@@ -328,7 +329,7 @@ def _evaluate_set(
     fusion: Fusion,
     made_of: Mapping[str, Any],
 ) -> None:
-    """Writes the folder of a set."""
+    """Writes the folder of a test set."""
     options = test_set.options
     qrels = None if test_set.qrels is None else read_qrels(test_set.qrels)
     questions = read_questions(test_set.queries)
@@ -342,7 +343,7 @@ def _evaluate_set(
     source = PassageSource(test_set.corpus, test_set.name, passage_prefix=options.passage_prefix or "")
     _require_relevant(evaluator, [source])
 
-    # Both sides are searched once; the hybrid is made of what they found.
+    # Both sides are searched once; the hybrid is made of their results.
     form = QuestionForm(prompt=options.prompt, query_prefix=options.query_prefix)
     queries = [form.query_text(question.text) for question in questions]
     retrievers: dict[str, LexicalRetriever | DenseRetriever] = {}
@@ -402,7 +403,7 @@ def _cached(cache: Path, name: str, metadata: Any) -> Path:
 
 
 def _evaluate_run_file(config: EvaluateConfig) -> None:
-    """The metrics of a run over all judged questions; one that is not in the run counts as 0, as with
+    """Evaluates a run over all judged questions. A question that is not in the run counts as 0, as with
     trec_eval's option -c."""
     if config.metrics_file:
         require_writable(config.metrics_file)

@@ -1,5 +1,5 @@
-"""Corpora that can be searched: files that a run folder names, or passages from Python, in memory or written to
-a folder with their vectors and ``search.json``."""
+"""Corpora that can be searched: files that a run folder names, or passages from Python. The latter are in
+memory or in a folder with their vectors and ``search.json``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Side = DenseRetriever | LexicalRetriever
 Record = str | Mapping[str, Any] | Passage
 Passages = str | Path | Iterable[Record]
 Kinds = dict[str, str]
-"""The kind of value of each field, empty where no search can be filtered by it."""
+"""Kind of value of each field, empty if no search can filter by it."""
 _ENCODED_AT_ONCE = 1024
 _EXACT = {"kind": "exact"}
 
@@ -74,12 +74,14 @@ def search_settings(
     weight: float | None = None,
     indexer: str | None = None,
 ) -> SearchSettings:
-    """The folder's ``search.json``, with what is given here in its place. Without that file, what is given
-    and the model and the vectors that the folder holds; without a folder, what is given.
+    """Returns the folder's ``search.json``, overridden by what is given here.
+
+    Without that file, it returns what is given, completed by the model and the vectors that the folder holds;
+    without a folder, what is given.
 
     Raises:
-        ConfigError: no corpus, or a class named by the folder alone.
-        InputError: the folder has no ``search.json``, and no corpus is given; or it is damaged.
+        ConfigError: no corpus is given, or the folder alone names a class.
+        InputError: the folder has no ``search.json`` and no corpus is given, or the file is damaged.
     """
     settings = SearchSettings()
     if folder is not None and (not corpus or (folder / FILE).is_file()):
@@ -113,7 +115,7 @@ def search_settings(
 
 @dataclass
 class StoredCorpus:
-    """Passages, vectors and indexes on disk, as ``SearchSettings`` name them. ``pooling``: as in
+    """Passages, vectors and indexes on disk, as ``SearchSettings`` name them. ``pooling`` is that of
     ``CheckpointEncoderConfig``, never from a file."""
 
     settings: SearchSettings
@@ -123,8 +125,8 @@ class StoredCorpus:
 
     @property
     def mode(self) -> str:
-        """How the folder, or what was named, says that it is searched; whether the files for it are there is
-        another matter (``modes``)."""
+        """Returns the search mode that the folder, or what was named, states. Its files may be missing
+        (``modes``)."""
         stored = self.settings
         if self._reads_texts:
             return "bm25"
@@ -135,7 +137,7 @@ class StoredCorpus:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What there are the files for."""
+        """Returns the search modes for which the folder has all files."""
         stored = self.settings
         has_vectors = stored.encoded_ctx_files or stored.index_path
         return SEARCH_MODES if stored.model_file and has_vectors else ("bm25",)
@@ -146,7 +148,7 @@ class StoredCorpus:
 
     @property
     def fusion(self) -> Fusion:
-        """Of a hybrid; a linear one where the folder names none."""
+        """Returns the fusion of a hybrid, a linear one if the folder names none."""
         stored = self.settings
         weight = DEFAULT_WEIGHT if stored.hybrid_weight is None else stored.hybrid_weight
         return Fusion(weight, stored.hybrid_depth)
@@ -157,14 +159,14 @@ class StoredCorpus:
 
     @cached_property
     def passages(self) -> PassageLookup:
-        """Their titles and texts."""
+        """Returns the titles and texts of the passages."""
         for file in self.files:
             if not file.is_file():
                 raise InputError("cannot be read: No such file", file=file)
         return PassageLookup(self.settings.passages)
 
     def query_text(self, question: str) -> str:
-        """The question as retrievers get it."""
+        """Returns the question in the form that retrievers get."""
         return self.settings.form.query_text(question)
 
     def side(self, mode: str) -> Side:
@@ -191,8 +193,8 @@ class StoredCorpus:
             )
 
     def filterable(self, side: Side) -> Index | None:
-        """An index of a side that can search a part of the passages: its own, or else exact search of the
-        vectors, if they are there."""
+        """Returns an index of a side that can search a part of the passages: its own, or else exact search of
+        the vectors; None if they are missing."""
         if side.index.can_filter or not isinstance(side, DenseRetriever):
             return side.index
         if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
@@ -202,15 +204,15 @@ class StoredCorpus:
         return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """The passages with these ids, those that are missing left out."""
+        """Returns the passages with these ids, without those that are missing."""
         return self.passages.get(ids)
 
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
-        """What passages can be filtered by."""
+        """Reads the fields by which passages can be filtered."""
         return PassageFields.read(self.settings.passages, kinds)
 
     def _config(self, stored: SearchSettings) -> RetrievalConfig:
-        """The settings of a search as ``dpr retrieve`` has them, checked."""
+        """Returns the settings of such a search for ``dpr retrieve``, checked."""
         config = RetrievalConfig(
             qa_dataset="typed",
             ctx_datasets=[str(source.file) for source in stored.passages],
@@ -235,14 +237,14 @@ class StoredCorpus:
 
 
 def _indexer(stored: SearchSettings) -> IndexerConfig:
-    """Settings of the index; those that there are no more have no effect."""
+    """Returns the settings of the index. Settings that no longer exist have no effect."""
     known = {item.name for item in fields(IndexerConfig)}
     return IndexerConfig(**{name: value for name, value in stored.indexer.items() if name in known})
 
 
 @dataclass
 class MemoryCorpus:
-    """Passages and their vectors in memory; searched exactly."""
+    """Passages and their vectors in memory, searched exactly."""
 
     model: BiEncoder | None
     passages: dict[str, Passage] = field(default_factory=dict)
@@ -264,7 +266,7 @@ class MemoryCorpus:
         return question
 
     def add(self, passages: Passages) -> None:
-        """Embeds them; all or none are added."""
+        """Embeds and adds passages, all of them or none."""
         kinds = dict(self._kinds)
         made = list(records_of(passages, kinds, known=len(self.passages)))
         if not made:
@@ -310,11 +312,11 @@ class MemoryCorpus:
 def records_of(
     passages: Passages, kinds: Kinds, *, known: int = 0
 ) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
-    """Passages with the record that each was made of; one without an id gets its number, counted from
-    ``known``. ``kinds``: of the fields of the passages before, as in ``_given``.
+    """Yields passages with the records that they were made of. A passage without an id gets its number,
+    counted from ``known``. ``kinds`` are those of the earlier passages' fields, as in ``_given``.
 
     Raises:
-        InputError: which one cannot be used, and why; an id occurs twice.
+        InputError: a passage cannot be used (says which, and why), or an id occurs twice.
     """
     seen: set[str] = set()
     for index, (where, record) in enumerate(_given(passages, kinds)):
@@ -332,8 +334,8 @@ def records_of(
 
 
 def _given(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]]:
-    """What was given, each with the words for where it stands. A field has one kind of value, that of
-    ``kinds`` or of its first value, which is noted there: otherwise no search could be filtered by it.
+    """Yields each given item with the words for its place. A field has one kind of value, that of ``kinds``
+    or of its first value, which is noted there; otherwise no search could filter by it.
 
     Raises:
         InputError: a value is of another kind (says which).
@@ -374,7 +376,7 @@ def build_in(
     indexer: str,
     device: str | None,
 ) -> None:
-    """Writes what a search of these passages needs, and ``search.json`` last; what is there already is kept.
+    """Writes what a search of these passages needs, and ``search.json`` last. Existing files are kept.
 
     Raises:
         ConfigError, InputError: the folder holds something else; a passage cannot be used.
@@ -429,7 +431,7 @@ def build_in(
 def add_to(
     folder: Path | None, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Any]
 ) -> StoredCorpus:
-    """The corpus of a folder with more passages, which are stored there; ``sides`` are those that are
+    """Stores more passages in a folder, and returns the corpus with them. ``sides`` are those that are
     open."""
     if folder is None or not (folder / FILE).is_file():
         raise ConfigError(
@@ -488,7 +490,7 @@ def add_to(
 
 
 def _write(file: Path, passages: Passages, known: int, kinds: Kinds) -> None:
-    """A corpus of JSON lines, with the fields of its records.
+    """Writes a corpus of JSON lines, with the fields of its records.
 
     Raises:
         InputError: the file holds other passages.

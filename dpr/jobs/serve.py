@@ -23,11 +23,11 @@ def run(config: ServeSettings) -> int:
 
 
 def named(given: Sequence[str]) -> dict[str, Path]:
-    """The folders by their names.
+    """Returns the folders by their names.
 
     Raises:
         ConfigError: there is none, a name is unsuitable for an address, or two are the same.
-        InputError: one cannot be searched.
+        InputError: a folder cannot be searched.
     """
     folders_by_name: dict[str, Path] = {}
     for token in given:

@@ -1,5 +1,5 @@
-"""Names, paths and globs of training sets, question sets and passage collections, and the entries of the catalogues
-``datasets`` and ``ctx_sources`` -> files and options. Nothing is opened here."""
+"""Files and options of training sets, question sets and passage collections, which are given as names, paths,
+globs, or entries of the catalogues ``datasets`` and ``ctx_sources``. Nothing is opened here."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dpr.retrieval.settings import QuestionSetConfig
 
 
 class _Kind(NamedTuple):
-    """How the entries of one kind are read."""
+    """Rules for the entries of one kind."""
 
     key: str
-    """The setting that holds them."""
+    """Setting that holds them."""
     what: str
     options: type[Settings]
     targets: tuple[str, ...]
-    """The original's classes for such an entry; here the content of a file says how it is read."""
+    """Classes of the original for such an entry. Here the content of a file determines its reader."""
     without_effect: tuple[str, ...] = ()
     """Options of the original that are accepted and ignored."""
 
@@ -55,7 +55,7 @@ _READ_OPTIONS = ("question_col", "answers_col", "id_col", "question_attr", "answ
 
 @dataclass(frozen=True, slots=True)
 class NamedSource:
-    """One training or dev set: ``name`` is unique within its list and stands in logs and metric keys."""
+    """One training or dev set. ``name`` is unique within its list and used in logs and metric keys."""
 
     name: str
     files: tuple[Path, ...]
@@ -140,14 +140,14 @@ def _short_name(file_name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """A question file with its options; ``name`` stands in logs and metrics."""
+    """A question file with its options; ``name`` is used in logs and metrics."""
 
     name: str
     file: Path
     options: QuestionSetConfig
 
     def read(self) -> list[Question]:
-        """The questions of the range that the options name.
+        """Returns the questions of the range that the options name.
 
         Raises:
             InputError: a bad row (file and line), or no question in the range.
@@ -163,7 +163,7 @@ class QuestionSet:
 
 
 def resolve_question_set(name: str, catalogue: Mapping[str, Any]) -> QuestionSet:
-    """The set that ``name`` stands for: an existing file, or else a key of the ``datasets`` catalogue.
+    """Returns the set of ``name``: an existing file, or else a key of the ``datasets`` catalogue.
 
     Raises:
         ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
@@ -172,7 +172,7 @@ def resolve_question_set(name: str, catalogue: Mapping[str, Any]) -> QuestionSet
 
 
 def resolve_passage_sources(names: Sequence[str], catalogue: Mapping[str, Any]) -> list[PassageSource]:
-    """The collections that names stand for; one that is a pattern stands for every file it matches, sorted.
+    """Returns the collections of names; a pattern gives every file it matches, sorted.
 
     Raises:
         ConfigError: see ``resolve_passage_source``.
@@ -185,8 +185,7 @@ def resolve_passage_sources(names: Sequence[str], catalogue: Mapping[str, Any]) 
 
 
 def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSource:
-    """The collection that ``name`` stands for: an existing file, or else a key of the ``ctx_sources``
-    catalogue.
+    """Returns the collection of ``name``: an existing file, or else a key of the ``ctx_sources`` catalogue.
 
     Raises:
         ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
@@ -211,8 +210,7 @@ def _matches(name: str, catalogue: Mapping[str, Any]) -> list[str]:
 def _resolve_file(
     kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str = ""
 ) -> tuple[str, Path, Any]:
-    """Short name, file and options of what ``name`` stands for: an existing file, or else a key of the
-    catalogue."""
+    """Returns short name, file and options of ``name``: an existing file, or else a key of the catalogue."""
     path = Path(name)
     if path.is_file():
         return path.name.partition(".")[0] or path.name, path, kind.options()
@@ -227,7 +225,7 @@ def _resolve_file(
 
 
 def _read_entry(kind: _Kind, name: str, entry: Any) -> Any:
-    """The options of an entry; a text or a list stands for its ``file``. Options given as null keep their
+    """Returns the options of an entry. A text or a list is its ``file``; options given as null keep their
     default."""
     key = f"{kind.key}.{name}"
     if isinstance(entry, str | list | tuple):
@@ -245,7 +243,7 @@ def _read_entry(kind: _Kind, name: str, entry: Any) -> Any:
 
 
 def _unknown(kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str = "") -> ConfigError:
-    """What to raise for a name that is neither a file nor an entry."""
+    """Returns the error for a name that is neither a file nor an entry."""
     if Path(name).suffix:
         return ConfigError(f"{setting}{name}: there is no such file")
     hint = suggestion(
@@ -257,10 +255,10 @@ def _unknown(kind: _Kind, name: str, entries: Mapping[str, Any], *, setting: str
 
 
 def _published_form(kind: _Kind, name: str, file: str, source: str | None) -> Path:
-    """The file of an entry, or the same data as published: compressed, or under the server's name.
+    """Returns the file of an entry, or the same data as published: compressed, or under the server's name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such file exists.
     """
     path = user_path(file)
     names = [path.name, path.name + ".gz"]

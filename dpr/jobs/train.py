@@ -1,4 +1,4 @@
-"""Training settings -> objects -> a run. The one place that knows both sides."""
+"""``dpr train``: the one module that knows both the settings and the objects of a training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ logger = get_logger(__name__)
 
 
 def run(config: BiEncoderTrainConfig) -> float | None:
-    """Trains, or only evaluates when there are no train_datasets. Returns the best (or the evaluated)
+    """Trains, or only evaluates if there are no train_datasets. Returns the best (or the evaluated)
     validation value."""
     train_sources = resolve_training_files(config.train_datasets, config.datasets)
     dev_sources = resolve_training_files(config.dev_datasets, config.datasets)
@@ -72,7 +72,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     require_ranks()
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
-        # Everything that settings name is looked at before the model and the data are read: that may take an
+        # Every file that settings name is checked before the model and the data are read, which may take an
         # hour.
         if output_dir := config.output_dir:
             on_main(lambda: require_writable(output_dir, folder=True))
@@ -99,11 +99,11 @@ def run(config: BiEncoderTrainConfig) -> float | None:
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
-    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from
+    """Builds the towers from ``model_file``, whose own settings take precedence over ``encoder``, or from
     ``encoder.pretrained_model_cfg``.
 
     Raises:
-        ConfigError: ``encoder`` says of vectors or texts what the model states otherwise.
+        ConfigError: ``encoder`` contradicts what the model states about vectors or texts.
     """
     encoder = config.encoder
     options = TowerOptions(
@@ -115,8 +115,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         if name in EncoderSettings.__dataclass_fields__ and leaf.value != leaf.default
     }
     if encoder.shared:
-        # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes
-        # of questions alone.
+        # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change the
+        # apostrophes of questions alone.
         given.setdefault("plain_apostrophes", False)
     given["dpr_trailing_sep"] = config.trailing_sep()
     settings = EncoderSettings(lora_alpha=2.0 * encoder.lora_rank, **given)
@@ -159,8 +159,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
 
 
 def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, is_training: bool) -> None:
-    """A pooling or another setting that is not the model's contradicts it in training and has no effect in
-    evaluation."""
+    """Raises ConfigError in training, and warns in evaluation, if a pooling or another setting differs from
+    the model's."""
     own = model.settings
     names = ["pooling", "normalize", "shared", "projection_dim"]
     if own.adapter != "none":
@@ -179,7 +179,8 @@ def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, i
 
 
 def _check_kind(encoder: TowerSettings) -> None:
-    """A static encoder that is asked for must be there, since it learns at rates that would ruin any other."""
+    """Raises ConfigError if static is asked for and the folder is no static encoder: its learning rates would
+    ruin any other."""
     folder = Path(encoder.pretrained_model_cfg)
     if encoder.encoder_model_type == "static" and not (
         (folder / "config.json").is_file() and read_config(folder).model_type == "static"
@@ -250,8 +251,8 @@ def build_trainer(
     loss: Loss | None = None,
     named: Named | None = None,
 ) -> BiEncoderTrainer:
-    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. Trackers
-    and user-defined callbacks do not see a dry run."""
+    """Builds the trainer that the settings describe; ``loss`` and ``named`` may be given if they exist
+    already. Trackers and user-defined callbacks do not see a dry run."""
     named = named or Named.of(config)
     trackers = make_trackers(config)
     if config.train.dry_run:
@@ -271,7 +272,7 @@ def build_trainer(
 
 
 def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
-    """The trackers that ``tracking`` asks for. They follow user-defined callbacks, so they get the metrics
+    """Makes the trackers that ``tracking`` names. They follow user-defined callbacks, so they get the metrics
     that those add."""
     tracking = config.tracking
     trackers = list[Callback]()
@@ -283,7 +284,7 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
-    """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json.
+    """Evaluates only, on the objects that training uses. Prints a table; output_dir gets metrics.json.
     Returns the NLL, or without dev sets the first metric."""
     own = dev_validations(dev_sets, config) if dev_sets else []
     metrics = run_validations([*own, *named.validations], model)

@@ -216,7 +216,7 @@ class BiEncoder(nn.Module):
         return self._compared(questions) @ self._compared(passages).T
 
     def similarity_pairwise(self, questions: Any, passages: Any) -> Tensor:
-        """Returns scores (N,) of each of the vectors (N, D) with the other in its place."""
+        """Returns scores (N,) of vectors (N, D) and (N, D), pair by pair."""
         return (self._compared(questions) * self._compared(passages)).sum(-1)
 
     def _compared(self, vectors: Any) -> Tensor:
