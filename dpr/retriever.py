@@ -1,4 +1,4 @@
-"""``dpr.Retriever``: questions in, passages out; over a run folder, or over passages in memory."""
+"""``dpr.Retriever``: finds passages for questions, in a run folder or in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Retriever(metaclass=Hinting):
         for hit in retriever.search("who wrote hamlet", k=5):
             print(hit.rank, hit.score, hit.title, hit.text)
 
-    ``mode`` is how it searches where ``search`` does not say; ``modes`` are those that it has the files for.
+    ``mode`` is the default of ``search``; ``modes`` are the search modes for which it has all files.
     """
 
     def __init__(
@@ -56,8 +56,7 @@ class Retriever(metaclass=Hinting):
         self.folder = folder
         self.mode = self._checked_mode(mode or corpus.mode)
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; whoever reads it may clear
-        it."""
+        """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; its reader may clear it."""
         self._forget()
 
     def _forget(self) -> None:
@@ -79,17 +78,16 @@ class Retriever(metaclass=Hinting):
         device: str | None = None,
         pooling: str = "cls",
     ) -> Retriever:
-        """Opens what a run folder holds, as its ``search.json`` says; ``dpr retrieve search_folder=`` and
-        ``build`` write that file.
+        """Opens a run folder by its ``search.json``, which ``dpr retrieve search_folder=`` and ``build``
+        write.
 
-        What is given takes its place: ``corpus``, files of passages; ``model``, a checkpoint or run;
-        ``vectors``, their folders; ``indexer``, a kind of index; ``weight``, the share of the dense side in a
-        hybrid. With a ``corpus``, a folder need not have that
-        file: the vectors in it are then searched with its model. ``pooling`` is needed for a user-defined
-        one.
+        Arguments replace the values in that file: ``corpus``, files of passages; ``model``, a checkpoint or
+        run; ``vectors``, their folders; ``indexer``, a kind of index; ``weight``, the share of the dense side
+        in a hybrid. With a ``corpus``, a folder need not have that file: the vectors in it are then searched
+        with its model. ``pooling`` is needed for a user-defined one.
 
         Raises:
-            ConfigError: too little is named, or a mode that there are no files for.
+            ConfigError: too little is named, or there are no files for the mode.
             InputError: files are missing or damaged, or do not belong together.
         """
         files = [str(file) for file in ([corpus] if isinstance(corpus, str | Path) else corpus)]
@@ -114,15 +112,15 @@ class Retriever(metaclass=Hinting):
         device: str | None = None,
         **others: Any,
     ) -> Retriever:
-        """Embeds passages and searches them, in memory or, where ``folder`` is given, from files there, which
-        ``open`` opens again; a build that was killed continues.
+        """Embeds passages and searches them, in memory or, if ``folder`` is given, from files there. ``open``
+        opens that folder again; a build that was killed continues.
 
         Args:
             model: a model, the folder of one, or None to search by words alone.
-            passages: a file, or an iterable of texts, of dictionaries (``text``, and if there are ``id``,
-                ``title`` and fields to filter by) or of ``Passage``. Those without an id get their number.
-            mode: how it searches by default; dense where there is a model.
-            indexer: the kind of index over vectors in ``folder``; in memory search is exact.
+            passages: a file, or an iterable of texts, of dictionaries (``text``, and optionally ``id``,
+                ``title`` and fields to filter by) or of ``Passage``. Passages without an id get their number.
+            mode: default search mode; dense if there is a model.
+            indexer: kind of index over vectors in ``folder``; in memory search is exact.
 
         Raises:
             ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder``
@@ -150,11 +148,11 @@ class Retriever(metaclass=Hinting):
         return cls(corpus, mode=mode)
 
     def add(self, passages: Passages, **others: Any) -> None:
-        """Adds passages, as ``build`` takes them; those of a folder are stored there, and its indexes are
+        """Adds passages in the form that ``build`` takes. A folder's are stored there, and its indexes are
         built again when they are needed.
 
         Raises:
-            ConfigError, InputError: as ``build``; then nothing was added.
+            ConfigError, InputError: as ``build``; nothing was added then.
         """
         refuse(others, "add()")
         with self._lock:
@@ -190,18 +188,18 @@ class Retriever(metaclass=Hinting):
         texts: bool = True,
         **others: Any,
     ) -> Hits | list[Hits]:
-        """The ``k`` best passages of a question; of a list of questions, a list of these. An empty question
-        finds nothing.
+        """Returns the ``k`` best passages of a question; for a list of questions, a list of such results. An
+        empty question finds nothing.
 
         Args:
-            weight: share of the dense side in a hybrid, 0 to 1, in place of that of the folder.
-            where: searches the passages whose fields have these values only: ``{"language": "en", "year":
-                [2020, 2021]}``. All of them are then compared, exactly, whatever the index is.
-            ids: searches the passages with these ids only, as ``where`` does.
+            weight: share of the dense side in a hybrid, 0 to 1, in place of the folder's.
+            where: searches only the passages whose fields have these values: ``{"language": "en", "year":
+                [2020, 2021]}``. All of these are compared, exactly, regardless of the index.
+            ids: searches only the passages with these ids, as ``where`` does.
             texts: False leaves titles and texts out.
 
         Raises:
-            ConfigError, InputError: a mode or field that there is not, files that have changed.
+            ConfigError, InputError: a mode or field does not exist, or files have changed.
         """
         refuse(others, "search()")
         rows = rows_of(question)
@@ -236,7 +234,7 @@ class Retriever(metaclass=Hinting):
         return answers[0] if isinstance(question, str) else answers
 
     def side(self, mode: str) -> AnyRetriever:
-        """What searches by ``mode``, opened when it is first needed."""
+        """Returns the side that searches by ``mode``, opened when it is first needed."""
         with self._lock:
             if self._checked_mode(mode) not in self._sides:
                 if mode == "hybrid":
@@ -247,7 +245,8 @@ class Retriever(metaclass=Hinting):
             return self._sides[mode]
 
     def among(self, side: Any, ids: np.ndarray) -> AnyRetriever:
-        """A side over the passages with these ids (n,), ascending and distinct, which takes every product."""
+        """Returns a side over the passages with these ids (n,), ascending and distinct, which computes every
+        product."""
         if isinstance(side, HybridRetriever):
             return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
         index = self.corpus.filterable(side)
@@ -261,7 +260,7 @@ class Retriever(metaclass=Hinting):
         return narrowed
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """The passages with these ids, those that are missing left out."""
+        """Returns the passages with these ids, without those that are missing."""
         return self.corpus.get(checked_items(ids, (str,), "get()", "an id"))
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
@@ -290,12 +289,12 @@ class Retriever(metaclass=Hinting):
         ids: Iterable[str] | np.ndarray | None,
         fields: PassageFields | None = None,
     ) -> np.ndarray:
-        """Ids (n,), ascending and distinct, that ``where`` and ``ids`` let through; they are what ``search``
-        takes as ``ids``.
+        """Returns the ids (n,), ascending and distinct, that match ``where`` and ``ids``; ``search`` takes
+        them as ``ids``.
 
         Args:
-            fields: read before, with the kinds that values must have. Without them the fields that ``where``
-                names are read when they are first needed, and have the kinds of its values.
+            fields: fields that were read before, with the kinds that values must have. Without them, the
+                fields in ``where`` are read when they are first needed, and have the kinds of its values.
         """
         is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
         listed: Any = ids if ids is None or is_encoded else chosen_ids(ids)
@@ -355,7 +354,8 @@ class Retriever(metaclass=Hinting):
 
 
 def chosen_ids(ids: Iterable[str]) -> np.ndarray:
-    """Ids (n,) as indexes hold them, ascending and distinct; those that no corpus can have are left out."""
+    """Returns ids (n,) as indexes hold them, ascending and distinct, without those that no corpus can
+    have."""
     rows = rows_of(ids)
     listed = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
     for item in listed:
@@ -369,7 +369,7 @@ def chosen_ids(ids: Iterable[str]) -> np.ndarray:
 
 
 def _kind_of(name: str, value: Any) -> str:
-    """The kind of field (``dpr/formats/corpora.py``) that a value is compared with."""
+    """Returns the kind of field (``dpr/formats/corpora.py``) that a value is compared with."""
     first = next(iter(value), None) if isinstance(value, list) else value
     if kind := kind_of(first):
         return kind

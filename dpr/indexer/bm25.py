@@ -2,9 +2,9 @@
 hard negatives.
 
 Words are runs of letters, digits and marks, lower-cased; 33 English stop words are dropped, then a final "s"
-is stripped. In scripts without spaces they are pairs of characters (``dpr.data.words``); passages are also
-indexed by each single one, so that a question of one finds them. A word counts once per query. Only passages
-that share a word with the query are hits, so lists can be shorter than asked.
+is stripped. In scripts without spaces, words are pairs of characters (``dpr.data.words``). There, passages
+are also indexed by each single character, so that a question of one finds them. A word counts once per query.
+Only passages that share a word with the query are hits, so lists can be shorter than requested.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dpr.storage.untrusted import describe
 logger = get_logger(__name__)
 
 _MANY = 200_000
-"""Passages whose index may take longer than ten seconds."""
+"""Number of passages above which an index may take longer than ten seconds."""
 _STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these"
     " they this to was will with"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""Lucene's English list."""
+"""Stop words of Lucene's English list."""
 
 # the second is faster, and the same in ASCII
 _WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+")
@@ -50,7 +50,7 @@ _ASCII_WORD = re.compile("[a-z0-9]+")
 
 
 def lexical_tokens(text: str, *, is_passage: bool = False) -> list[str]:
-    """The words of a question, or those that a passage is indexed by."""
+    """Returns the words of a question, or the words that a passage is indexed by."""
     if text.isascii():
         words = _ASCII_WORD.findall(text.lower())
     else:
@@ -61,15 +61,15 @@ def lexical_tokens(text: str, *, is_passage: bool = False) -> list[str]:
 
 
 def lexical_spans(text: str, *, is_passage: bool = False) -> Iterator[tuple[int, int, str]]:
-    """Start, end and word of each of the words of a text, where they stand in it."""
+    """Yields start, end and word of each of the words of a text."""
     for start, end in word_spans(text, _WORD, characters=is_passage):
         for word in lexical_tokens(text[start:end]):
             yield start, end, word
 
 
 class _Words:
-    """The words of texts by their numbers, 4 bytes each, and the vocabulary; as the package takes them, which
-    goes through them thrice."""
+    """The words of texts by their numbers, 4 bytes each, and the vocabulary, in the form that the package
+    takes. It goes through them three times."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.vocab: dict[str, int] = {}
@@ -92,8 +92,8 @@ class _Words:
 
 
 class Bm25Index(Index):
-    """An index in memory, or memory-mapped if it was opened. A search takes some 5 bytes a passage, for the
-    scores of one question."""
+    """A BM25 index in memory, or memory-mapped if it was opened. A search takes about 5 bytes a passage, for
+    the scores of one question."""
 
     reads = "texts"
     can_filter = True
@@ -138,15 +138,15 @@ class Bm25Index(Index):
         return cls(engine, packed)
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
-        """The ``k`` passages with the highest score for each question, those with score 0 left out; none
-        where no word is known."""
+        """Returns the ``k`` passages with the highest score for each question, without those of score 0; none
+        if no word is known."""
         best = RunningTopK(len(questions), min(k, self.num_passages))
         for row, question in enumerate(counted(questions, "searching by words", unit="questions")):
             self._offer(best, row, self._scores(question))
         return best.result()
 
     def among(self, ids: np.ndarray) -> Bm25Index:
-        """Words count as in the whole corpus."""
+        """Returns an index of some passages, in which words count as in the whole corpus."""
         view = copy.copy(self)
         view._is_chosen = np.concatenate([is_among(some, ids) for some in self._ids.chunks()])
         return view
@@ -154,16 +154,17 @@ class Bm25Index(Index):
     def search_beside(
         self, question: str, k: int, rows: Sequence[int]
     ) -> tuple[list[tuple[str, float]], list[float]]:
-        """The ``k`` best passages of one question with their scores, and the scores of those that were the
-        ``rows``-th to be indexed."""
+        """Returns the ``k`` best passages of one question with their scores, and the scores of the passages
+        that were the ``rows``-th to be indexed."""
         scores = self._scores(question)
         best = RunningTopK(1, min(k, self.num_passages))
         self._offer(best, 0, scores)
         return to_rankings(best.result())[0], [float(scores[row]) for row in rows]
 
     def share(self, question: str, score: float) -> float:
-        """A score as a share of the highest that a text could have, which is one that repeats every word of
-        the question without end; words that no passage has count, too. 1 where the question has no word."""
+        """Returns a score as a share of the highest possible one, that of a text which repeats every word of
+        the question without end. Words that no passage has count, too. Returns 1 if the question has no
+        word."""
         starts = self._engine.scores["indptr"]
         highest = 0.0
         for word in set(lexical_tokens(question)):
@@ -182,7 +183,7 @@ class Bm25Index(Index):
         return scores if self._is_chosen is None else np.where(self._is_chosen, scores, 0)
 
     def _offer(self, best: RunningTopK, row: int, scores: np.ndarray) -> None:
-        """Offers the passages that have a score."""
+        """Offers the passages that have a score above 0."""
         places = np.flatnonzero(scores > 0)
         if len(places) > best.k:  # before their ids are looked up
             places = places[scores[places] >= np.partition(scores[places], -best.k)[-best.k]]
@@ -195,7 +196,7 @@ class Bm25Index(Index):
 
     @classmethod
     def open(cls, folder: Path, settings: Bm25Settings) -> Bm25Index:
-        """The saved index, its arrays memory-mapped."""
+        """Opens a saved index, with its arrays memory-mapped."""
         import bm25s
 
         engine = bm25s.BM25.load(folder, mmap=True, show_progress=False)

@@ -6,7 +6,7 @@
 3. Candidates are scored again one by one in float64, rounded to float32 once, and merged by (score
    descending, id ascending).
 
-So the result is the same bit for bit for any block size, any order of shards, and on CPU and GPU.
+So the result is the same bit for bit for any block size, any order of shards, on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from dpr.indexer.vectors import (
 )
 
 _TILE_ROWS = 512
-"""Queries that a block is compared with at a time."""
+"""Queries that are compared with a block at a time."""
 
 
 class RunningSearch:
-    """The exact search of a corpus whose blocks come one after the other and are not kept; ``best`` is what
-    it has found so far.
+    """Exact search of a corpus whose blocks arrive one after the other and are not kept. ``best`` holds the
+    best passages so far.
 
     Args:
         queries: (Q, D) float32, finite.
@@ -68,7 +68,7 @@ class RunningSearch:
     def add(self, ids: np.ndarray, vectors: np.ndarray, longest: Tensor | None = None) -> Tensor | None:
         """Compares the queries with a block: ids (n,) of fixed-width bytes, vectors (n, D) float32.
 
-        ``longest``: the length of its longest vector, which an earlier search has returned.
+        ``longest`` is the length of the block's longest vector, as returned by an earlier search.
 
         Raises:
             InputError: a vector holds NaN or infinity, or is so long that a float32 score overflows.
@@ -91,8 +91,8 @@ class RunningSearch:
         return longest
 
     def _candidates(self, block: Tensor, tile: slice, error: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the tile and of the block that may belong to the best, by products that are off by at most
-        ``error`` (q,)."""
+        """Returns the rows of the tile and of the block that may belong to the best, by products that are off
+        by at most ``error`` (q,)."""
         k = self.best.k
         num_queries = len(error)
         scores = self._scores[: len(block) * num_queries].view(len(block), num_queries)
@@ -110,14 +110,14 @@ class RunningSearch:
 
 
 def multiply(block: Tensor, queries: Tensor, out: Tensor) -> None:
-    """Dot products (n, q) of a block and queries. Libraries multiply a tall matrix by a small one faster than
-    the small one by the tall one's transpose."""
+    """Writes the dot products (n, q) of a block and queries to ``out``. Libraries multiply a tall matrix by a
+    small one faster than the small one by the tall one's transpose."""
     torch.mm(block, queries.T, out=out)
 
 
 def rounding_error(norms: Tensor, longest: Tensor, dimension: int) -> Tensor:
-    """How far a product of each query (q,), of these lengths, can be from the true score, in any order of
-    summation; ``longest`` is the length of the longest row."""
+    """Returns how far a product of each query (q,), of these lengths, can be from the true score, in any
+    order of summation. ``longest`` is the length of the longest row."""
     bound = norms * longest
     refuse_overflow(float((bound * dimension).max()))
     unit = (dimension + 8) * 2.0**-23
@@ -127,7 +127,7 @@ def rounding_error(norms: Tensor, longest: Tensor, dimension: int) -> Tensor:
 
 
 def may_round_factors() -> bool:
-    """Whether torch may round the factors of a float32 product to TF32 or bfloat16 first."""
+    """True if torch may first round the factors of a float32 product to TF32 or bfloat16."""
     try:
         return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # torch.backends set it, not for all devices alike
@@ -135,11 +135,11 @@ def may_round_factors() -> bool:
 
 
 def kth_at_least(scores: Tensor, k: int) -> Tensor:
-    """A score (q,) that at least ``k`` rows of each column (n, q) reach, and few more do; -inf where there
-    are no more than ``k`` rows.
+    """Returns a score (q,) that at least ``k`` rows of each column (n, q) reach, and few more do; -inf if
+    there are no more than ``k`` rows.
 
-    It is the k-th largest of the maxima of groups of rows, which takes one reading of the matrix. The block
-    alone then holds k passages that truly score at least this product - error.
+    It is the k-th largest of the maxima of groups of rows, which needs a single pass over the matrix. So the
+    block alone holds k passages whose true score is at least this product - error.
     """
     rows = scores.shape[0]
     if rows <= k:
@@ -150,7 +150,7 @@ def kth_at_least(scores: Tensor, k: int) -> Tensor:
 
 
 def _true_places(scores: Tensor, least: Tensor) -> np.ndarray:
-    """Where a matrix (n, q) is at least ``least`` (q,): places counted row by row."""
+    """Returns the places where a matrix (n, q) is at least ``least`` (q,), counted row by row."""
     if scores.is_cpu:  # numpy is several times faster
         return np.flatnonzero(scores.numpy() >= least.numpy())
     places: np.ndarray = (scores >= least).view(-1).nonzero()[:, 0].cpu().numpy()
@@ -158,7 +158,7 @@ def _true_places(scores: Tensor, least: Tensor) -> np.ndarray:
 
 
 def _row_lengths(vectors: Tensor) -> Tensor:
-    """Of each row, and never less: squares of shorter ones underflow."""
+    """Returns the length of each row, never too small: squares of very short rows underflow."""
     return torch.linalg.vector_norm(vectors, dim=1) + 1e-18
 
 
@@ -169,8 +169,8 @@ class ExactIndex(Index):
         sources: Vector shards, all of one dimension. Ids must be unique, and vectors must not change while
             the index is used, because the first search measures the lengths of a block for all later ones.
         device: Where the matrix products run; the result does not depend on it.
-        block_rows: Passages that are compared at a time, with 512 queries; block_rows * (4 * D + 5 * 512) bytes are
-        in use.
+        block_rows: Passages that are compared at a time, with 512 queries; this takes block_rows * (4 * D + 5
+            * 512) bytes.
     """
 
     is_saved = False  # it is the vectors themselves
@@ -220,8 +220,8 @@ class ExactIndex(Index):
         return view
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """The ``k`` passages with the largest dot product for each query (Q, D), or all of them where there
-        are fewer.
+        """Returns the ``k`` passages with the largest dot product for each query (Q, D), or all passages if
+        there are fewer.
 
         Raises:
             InputError: a query or passage vector holds NaN or infinity, or is so long that a float32 score

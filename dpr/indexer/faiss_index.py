@@ -1,11 +1,11 @@
-"""Indexes of faiss: whatever its ``index_factory`` makes of a string, learned from a sample and filled block by
-block.
+"""Indexes of faiss: any that its ``index_factory`` makes from a string, trained on a sample and filled block
+by block.
 
-``ivf`` and ``small`` are strings that need no choice: lists of vectors of 8 and of 4 bits a number. ``flat`` takes all products.
-``hnsw``, ``hnsw32`` and ``hnsw_sq`` are graphs that follow the largest dot product. In DPR they follow the smallest
-L2 distance, behind an extra coordinate that makes all passages equally long; where lengths differ, faiss finds
-fewer of the best passages so (recall@100 .31 against .98 of generated vectors with log-normal lengths, .99 of both
-where all are equally long).
+``ivf`` and ``small`` have default strings: lists of vectors with 8 and with 4 bits a number. ``flat``
+computes all products. ``hnsw``, ``hnsw32`` and ``hnsw_sq`` are graphs that follow the largest dot product. In
+DPR they follow the smallest L2 distance, after an extra coordinate has made all passages equally long. If
+lengths differ, faiss then finds fewer of the best passages: recall@100 was 0.31 instead of 0.98 on generated
+vectors with log-normal lengths. On vectors of equal length both reach 0.99.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ TARGET_RECALL = 0.95
 _NEARLY = 0.005
 _ADDED_AT_ONCE = 50_000
 _ENCODED_AT_ONCE = 1 << 10
-"""Product quantization makes a table of M x 256 numbers for each of these vectors."""
+"""Vectors that are encoded at a time; product quantization makes a table of M x 256 numbers for each."""
 _MOST_LISTS = 1 << 16
 _SAMPLED_PER_LIST = 64
 _LEAST_SAMPLE = 1 << 14
 _LONGEST = float(np.sqrt(np.finfo(np.float32).max))
 _LEAST_LIMIT = 1 << 26
-"""Bytes of an array that faiss may make, however small its file is: it counts a transform of D dimensions as D x D
-numbers, whether they are stored or not."""
+"""Bytes of an array that faiss may always make, however small its file is. It counts a transform of D
+dimensions as D x D numbers, whether they are stored or not."""
 _FACTORY = re.compile(r"(?!.*(NSG|_Nc|Refine\((?!Flat\)|SQ)))[A-Za-z0-9_,()+-]{1,200}")
-"""A factory string without what faiss can crash or never end with: NSG where vectors are equal, some norms of
-additive quantizers, refining by what has no scores of single vectors, and very long strings."""
+"""Factory string without the parts on which faiss can crash or run forever: NSG if vectors are equal, some
+norms of additive quantizers, refining by an index without scores of single vectors, and very long strings."""
 _NUMBER = re.compile("([A-Za-z]*)([0-9]+)")
 _LARGEST = 4096
-"""The largest number in a factory string, besides that of lists."""
+"""Largest number in a factory string, except the number of lists."""
 _DECISIVE = "d metric_type metric_arg code_size by_residual nlist qb qtype bits M nbits ksub nb_bits".split()
 
 
 class FaissIndex(Index):
-    """Whatever ``indexer.factory`` names, by default lists of vectors of 8 bits a number. Scores are those of
-    faiss, of what it stores of a vector."""
+    """Any index that ``indexer.factory`` names, by default lists of vectors with 8 bits a number. Scores are
+    those of faiss, computed from its stored form of the vectors."""
 
     Settings: ClassVar[type[Any]] = FactorySettings
     _codes: ClassVar[str] = "SQ8"
-    """What lists hold where ``indexer.factory`` is not set."""
+    """Content of the lists if ``indexer.factory`` is not set."""
     _is_scored_again: ClassVar[bool] = False
-    """Whether scores are products with the stored vectors, in place of those of faiss."""
+    """True if scores are products with the stored vectors, in place of those of faiss."""
     _asked_at_once: ClassVar[int] = 16
-    """faiss compares fewer than 20 questions with centres one by one, so that what is found does not depend on
-    who else asks."""
+    """Questions in a call of faiss. It compares fewer than 20 with the centres one by one, so that a result
+    does not depend on the other questions."""
 
     def __init__(self, engine: Any, ids: PackedIds, settings: Any) -> None:
         import faiss
@@ -102,8 +102,8 @@ class FaissIndex(Index):
     def build(
         cls, corpus: Sequence[VectorSource], settings: Any, *, device: torch.device | str = "cpu"
     ) -> FaissIndex:
-        """Learns from a sample of the vectors, then adds all of them; only what faiss stores of them is
-        held."""
+        """Learns from a sample of the vectors, then adds all of them. Only their form in faiss is kept in
+        memory."""
         import faiss
 
         dimension = common_dimension(corpus)
@@ -131,7 +131,8 @@ class FaissIndex(Index):
         return cls(engine, PackedIds(pack_ids(lambda: packed)), settings)
 
     def tune(self, questions: np.ndarray, truth: Sequence[Sequence[str]]) -> bool:
-        """Searches as few lists as reach TARGET_RECALL; where none does, as few as come near the best."""
+        """Chooses the fewest lists that reach TARGET_RECALL; if none does, the fewest that come near the
+        best."""
         if self._lists is None or self._settings.probes:
             return False
         most = int(self._lists.nlist)
@@ -158,11 +159,11 @@ class FaissIndex(Index):
         return True
 
     def search(self, questions: np.ndarray, k: int) -> SearchResult:
-        """``k`` passages per query (Q, D), or as many as there are or a graph reaches.
+        """Returns ``k`` passages per query (Q, D), or as many as there are or a graph reaches.
 
         Raises:
-            InputError: queries of another width, that are not finite, or so long that a float32 product
-            overflows; a damaged index.
+            InputError: queries have another width, are not finite, or are so long that a float32 product
+            overflows; or the index is damaged.
         """
         queries = check_queries(questions, self.dimension)
         best = RunningTopK(len(queries), min(k, self.num_passages) if k >= 1 else k)
@@ -193,15 +194,15 @@ class FaissIndex(Index):
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> FaissIndex:
-        """The saved index, mapped. A file that claims to hold more than it has, or to be of another shape than
-        what faiss makes of the settings, is refused."""
+        """Opens a saved index, mapped. A file is refused if it claims to hold more than it has, or another
+        shape than faiss makes of the settings."""
         import faiss
 
         file = folder / INDEX_FILE
         default = faiss.get_deserialization_vector_byte_limit()  # of the whole process
         faiss.set_deserialization_vector_byte_limit(max(file.stat().st_size, _LEAST_LIMIT))
         try:
-            # tables are of L2 distances alone, and can be larger than the file
+            # tables are for L2 distances alone, and can be larger than the file
             flags = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
             engine = faiss.read_index(str(file), flags)
         except RuntimeError as error:
@@ -259,7 +260,7 @@ class FaissIndex(Index):
 
     @classmethod
     def _learned(cls, settings: Any, engine: Any, corpus: Sequence[VectorSource]) -> Any:
-        """The empty index, after it has learned from a sample."""
+        """Returns the empty index, after it has learned from a sample."""
         import faiss
 
         if engine.is_trained:
@@ -280,8 +281,8 @@ class FaissIndex(Index):
         return engine
 
     def _nominated(self, tile: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and rows (q, depth), -1 where there are fewer; where lists hold fewer, more lists are
-        searched."""
+        """Returns scores and rows (q, depth), -1 if there are fewer. If the searched lists hold fewer, more
+        lists are searched."""
         import faiss
 
         scores, places = self._engine.search(tile, depth)
@@ -300,15 +301,15 @@ class FaissIndex(Index):
 
 
 class SmallIndex(FaissIndex):
-    """Lists of vectors of 4 bits a number."""
+    """Lists of vectors with 4 bits a number."""
 
     _codes = "SQ4"
 
 
 class FlatIndex(FaissIndex):
-    """All products, in memory. faiss chooses the passages by float32 products; where scores differ by less than
-    their rounding it may choose others than exact search does where the list is cut off. What is listed is
-    scored and ordered exactly."""
+    """All products, in memory. faiss chooses the passages by float32 products. Where scores differ by less
+    than their rounding, its choice at the end of a list may differ from that of exact search. The listed
+    passages are scored and ordered exactly."""
 
     Settings = Settings
     _is_scored_again = True
@@ -320,8 +321,8 @@ class FlatIndex(FaissIndex):
 
 
 class HnswIndex(FlatIndex):
-    """An index in memory that follows a graph. With several threads a graph, and so what a search misses, can
-    differ between builds; a saved index does not change."""
+    """An index in memory that follows a graph. With several threads, the graph, and so the passages that a
+    search misses, can differ between builds; a saved index does not change."""
 
     Settings = GraphSettings
     _links: ClassVar[int] = 512
@@ -347,14 +348,14 @@ class HnswIndex(FlatIndex):
 
 
 class Hnsw32Index(HnswIndex):
-    """A graph with 32 links a vector: a fraction of the memory and of the time of building, for about the
+    """A graph with 32 links a vector. It takes a fraction of the memory and of the build time, for about the
     same recall."""
 
     _links = 32
 
 
 class HnswSqIndex(HnswIndex):
-    """The same over vectors of 8 bits a coordinate."""
+    """A graph over vectors with 8 bits a coordinate."""
 
     _links = 128
     _codes = "SQ8"
@@ -365,15 +366,15 @@ def _squared_norms(vectors: np.ndarray) -> np.ndarray:
 
 
 def _reason(error: Exception) -> str:
-    """What faiss says, without the place in its code."""
+    """Returns faiss's message, without the place in its code."""
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     return str(error).strip().splitlines()[-1].rpartition(": ")[2] or type(error).__name__
 
 
 def _difference(engine: Any, fresh: Any) -> str:
-    """How an index, or a part of one, differs from an empty one of the same string in what does not depend on
-    the vectors. faiss itself compares the sizes of the arrays that it reads."""
+    """Returns how an index, or a part of one, differs from an empty one of the same string, in properties
+    that do not depend on the vectors. faiss itself compares the sizes of the arrays that it reads."""
     import faiss
 
     if not isinstance(engine, type(fresh)):

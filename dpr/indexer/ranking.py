@@ -1,13 +1,13 @@
-"""What every index returns, the one tie rule: score descending, then id ascending (code point order), and two
-rankings made into one.
+"""Results of every index, the one tie rule, and the fusion of two rankings.
 
-A search answers ``(scores, ids)``: ``scores`` (Q, K) float32 with K the longest list found, ``ids`` one list
-per query. A list is shorter than asked when there is nothing more to find; its missing scores are -inf.
+A search returns ``(scores, ids)``: ``scores`` (Q, K) float32 with K the longest list found, ``ids`` one list
+per query. Order is by score descending, then id ascending (code point order). A list is shorter than
+requested if there is nothing more to find; its missing scores are -inf.
 
-Scores of a dense model and of BM25 have different scales, which also differ from question to question, so a
-weighted sum takes them normalised per question, over the passages each side listed: the best passage of a list
-gets 1, its last 0. A passage that a side did not list gets 0 there: the side ranked it no higher than its last.
-Lists in which all scores are equal get 1.
+Scores of a dense model and of BM25 have different scales, which also differ from question to question. So a
+weighted sum takes them normalised per question, over the passages each side listed: the best passage of a
+list gets 1, its last 0. A passage that a side did not list gets 0 there, because that side ranked it no
+higher than its last. Lists in which all scores are equal get 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKED_AT_ONCE = 1 << 13  # as wide as the longest of them
 
 
 def encode_ids(ids: Sequence[str]) -> np.ndarray:
-    """Ids as fixed-width UTF-8 bytes; their byte order is the strings' code point order."""
+    """Returns ids as fixed-width UTF-8 bytes, whose byte order is the strings' code point order."""
     return np.array([item.encode() for item in ids], dtype=bytes)
 
 
@@ -37,7 +37,7 @@ def decode_ids(ids: np.ndarray) -> list[str]:
 
 
 def packed_ids(ids: Iterable[str]) -> PackedIds:
-    """Ids in the room that their bytes take, read as a stream."""
+    """Returns ids in the room that their bytes take, read as a stream."""
     rest = iter(ids)
     chunks = []
     while some := list(islice(rest, _PACKED_AT_ONCE)):
@@ -46,7 +46,7 @@ def packed_ids(ids: Iterable[str]) -> PackedIds:
 
 
 def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Which of ``ids`` (n,) are in ``chosen``, which is ascending; both of fixed-width bytes."""
+    """Returns which of ``ids`` (n,) are in ``chosen``, which is ascending; both of fixed-width bytes."""
     if chosen.dtype.itemsize > ids.dtype.itemsize:  # comparing would make all of ``ids`` as wide
         chosen = chosen[np.char.str_len(chosen) <= ids.dtype.itemsize].astype(ids.dtype)
     if not len(chosen):
@@ -55,8 +55,8 @@ def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 class RunningTopK:
-    """The best ``k`` passages of each of ``num_queries`` queries so far, whatever the order in which
-    candidates come."""
+    """Best ``k`` passages of each of ``num_queries`` queries so far, regardless of the order of the
+    candidates."""
 
     def __init__(self, num_queries: int, k: int) -> None:
         if k < 1:
@@ -67,7 +67,7 @@ class RunningTopK:
         self._counts = np.zeros(num_queries, dtype=np.int64)
 
     def least(self, rows: slice) -> np.ndarray:
-        """The score a candidate must reach to enter, -inf while a list is not full."""
+        """Returns the score a candidate must reach to enter, -inf while a list is not full."""
         return self._scores[rows, -1]
 
     def add(self, rows: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> None:
@@ -99,13 +99,13 @@ class RunningTopK:
         self._counts[touched] = np.minimum(sizes, self.k)
 
     def part(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of some queries what is held: scores (q, k), ids (q, k) of fixed-width bytes, and how many of them
-        count (q,)."""
+        """Returns the lists of some queries: scores (q, k), ids (q, k) of fixed-width bytes, and the number
+        of entries that count (q,)."""
         return self._scores[rows], self._ids[rows], self._counts[rows]
 
     def add_part(self, first: int, scores: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> None:
-        """Offers what another search of the same queries holds of those from number ``first`` on, as ``part``
-        gives it."""
+        """Offers the lists of another search of the same queries, those from number ``first`` on, in the form
+        of ``part``."""
         rows, places = np.nonzero(np.arange(scores.shape[1])[None, :] < counts[:, None])
         self.add(rows + first, scores[rows, places], ids[rows, places])
 
@@ -117,8 +117,8 @@ class RunningTopK:
 
 
 def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The order by group, then score descending, then id. Ids, slow to compare, are looked at only where
-    scores tie."""
+    """Returns the order by group, then score descending, then id. Ids are slow to compare, so they are
+    compared only where scores tie."""
     order = np.lexsort((-scores, group))
     ties = (np.diff(group[order]) == 0) & (np.diff(scores[order]) == 0)
     if ties.any():
@@ -131,7 +131,7 @@ def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.nd
 
 
 def to_rankings(result: SearchResult) -> list[Ranking]:
-    """One ranking per query."""
+    """Returns one ranking per query."""
     scores, ids = result
     return [
         list(zip(keys, row[: len(keys)].tolist(), strict=True)) for keys, row in zip(ids, scores, strict=True)
@@ -145,9 +145,9 @@ def fuse_linear(
     weight: float,
     k: int,
 ) -> list[Ranking]:
-    """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 -
-    weight`` times the second's. A side of weight 0 gives no passages: they would follow those of the other side
-    in an order that means nothing."""
+    """Returns the ``k`` best passages of each question by ``weight`` times the first side's normalised score
+    plus ``1 - weight`` times the second's. A side of weight 0 gives no passages: they would follow those of
+    the other side in a meaningless order."""
     fused = []
     for ours, theirs in zip(first, second, strict=True):
         left = _normalised(ours)
@@ -161,7 +161,7 @@ def fuse_linear(
 
 
 def _normalised(ranking: Ranking) -> dict[str, float]:
-    """Scores by passage, 0 to 1."""
+    """Returns scores by passage, 0 to 1."""
     values = [score for _, score in ranking]
     low = min(values, default=0.0)
     high = max(values, default=0.0)

@@ -1,5 +1,5 @@
-"""Indexes: what one promises, how much of the exact result it finds, the kinds there are, and saved ones, which are
-opened again only for what they were made of and built by one process at a time."""
+"""Indexes: their contract, their recall against exact search, the built-in kinds, and saved ones. A saved
+index is opened only for the source and settings that it was made of, and built by one process at a time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from dpr.storage.durable import durable_folder, read_manifest, writing
 from dpr.storage.outputs import held, lock_of
 
 DEPTH = 100
-"""Passages that are compared for each question where recall is measured."""
+"""Passages per question that are compared to measure recall."""
 AT = (10, DEPTH)
 NUM_QUESTIONS = 400
-"""Questions that are compared at a build, at most."""
+"""Most questions that are compared at a build."""
 
 
 class Texts(NamedTuple):
-    """The corpus of an index over words: ids, and title and text of each in the same order, both to be read
+    """Corpus of an index over words: ids, and title and text of each in the same order, both to be read
     once."""
 
     ids: Iterable[str]
@@ -42,9 +42,12 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Of an index as it was built, on questions that it was not set by: ``values`` by name, e.g. recall@10, the
-    mean share of the 10 passages of exact search that are among the first 10 of the index; ``questions`` that
-    they are means over; and the setting of the search's breadth."""
+    """Recall of an index when it was built, on questions that did not tune it.
+
+    ``values`` are means by name. recall@10, for example, is the share of the 10 passages of exact search that
+    are among the first 10 of the index. ``questions`` is their number, ``breadth`` the setting of the
+    search's breadth.
+    """
 
     values: dict[str, float]
     questions: int
@@ -57,12 +60,12 @@ class Recall:
 
 
 def held_back(count: int) -> np.ndarray:
-    """Rows of at most NUM_QUESTIONS of ``count`` questions, spread evenly."""
+    """Returns the rows of at most NUM_QUESTIONS of ``count`` questions, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(count, NUM_QUESTIONS)).astype(np.int64))
 
 
 def recall_values(results: Iterable[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Recall by name, over questions of which each has a true passage."""
+    """Returns recall by name, over questions that each have a true passage."""
     pairs = list(zip(results, truth, strict=True))
     values = {}
     for k in AT:
@@ -72,54 +75,56 @@ def recall_values(results: Iterable[Sequence[str]], truth: Sequence[Sequence[str
 
 
 class Index(ABC):
-    """A way to find the passages nearest to a question. Retrieval, search and mining use it through this
-    class alone.
+    """An index that finds the passages nearest to a question. Retrieval, search and mining use this interface
+    alone.
 
     Subclass it and name the class as ``indexer.kind=module:Class``. An implementation promises:
 
-    * A result is a function of the corpus, the settings and the questions: not of the order in which
-      questions come or of their number.
-    * ``save`` writes into an empty folder whatever ``open`` needs. The opened index finds what the saved one
-      found, is not changed by searching, and may be open in several processes. Manifest, checksums and the
-      comparison of settings are not its business.
-    * A saved index of other settings is refused, but for fields of ``Settings`` made with
-      ``dpr.core.settings.setting(..., on_resume="no effect")``.
+    * A result depends on the corpus, the settings and the questions, but not on the order or the number of
+    the
+      questions.
+    * ``save`` writes everything that ``open`` needs into an empty folder. The opened index finds the same
+    passages
+      as the saved one, is not changed by searching, and may be open in several processes. Manifest, checksums
+      and the comparison of settings are not its task.
+    * A saved index of other settings is refused. Fields of ``Settings`` made with
+      ``dpr.core.settings.setting(..., on_resume="no effect")`` are not compared.
     """
 
     reads: ClassVar[str] = "vectors"
-    """What ``build`` and ``search`` get: "vectors", a sequence of ``VectorSource`` and an array (Q, D)
+    """Input of ``build`` and ``search``: "vectors", a sequence of ``VectorSource`` and an array (Q, D)
     float32; or "texts", ``Texts`` and a list of questions."""
     is_saved: ClassVar[bool] = True
     """False for an index that keeps nothing and is built each time."""
     made_by: ClassVar[Mapping[str, Any]] = {}
-    """What decides an index beside its settings, such as the version of a rule in the code; a saved one of
-    another is refused."""
+    """Causes, besides its settings, that determine an index, such as the version of a rule in the code. A
+    saved index with other values is refused."""
     Settings: ClassVar[type[Any]] = Settings
-    """A dataclass of what can be set, as ``indexer.options.<name>`` for a user-defined class."""
+    """Dataclass of the settings, given as ``indexer.options.<name>`` for a user-defined class."""
     can_filter: ClassVar[bool] = False
-    """Whether ``among`` is there. Approximate indexes have none: what they would miss depends on what is left
-    out."""
+    """True if ``among`` is implemented. Approximate indexes have none: the passages they miss depend on those
+    left out."""
     recall: Recall | None = None
-    """What was measured when the index was built; None where it was not."""
+    """Recall measured when the index was built; None if it was not."""
 
     @classmethod
     @abstractmethod
     def build(cls, corpus: Any, settings: Any, *, device: torch.device | str = "cpu") -> Index:
-        """Indexes a corpus; raises InputError where it is empty or cannot be indexed."""
+        """Indexes a corpus. Raises InputError if it is empty or cannot be indexed."""
 
     @property
     @abstractmethod
     def num_passages(self) -> int:
-        """How many passages it holds."""
+        """Returns the number of passages."""
 
     @abstractmethod
     def search(self, questions: Any, k: int) -> SearchResult:
-        """Up to ``k`` passages of each question, as ``dpr.indexer.ranking`` says: score descending, then id
-        ascending."""
+        """Returns up to ``k`` passages of each question in the form of ``dpr.indexer.ranking``: score
+        descending, then id ascending."""
 
     def among(self, ids: np.ndarray) -> Index:
-        """A view of the passages with these ids (n,), fixed-width bytes, ascending and distinct. It finds what a
-        search of all passages would find with the others left out, with the same scores."""
+        """Returns a view of the passages with these ids (n,), fixed-width bytes, ascending and distinct. It
+        finds what a search of all passages would find with the others left out, with the same scores."""
         raise NotImplementedError(f"{type(self).__name__} cannot search a part of its passages")
 
     def save(self, folder: Path) -> None:
@@ -130,25 +135,25 @@ class Index(ABC):
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> Index:
-        """The index that was saved there, its files verified before; raises InputError where they cannot be
-        read."""
+        """Opens the index that was saved in a folder, whose files are verified before. Raises InputError if
+        they cannot be read."""
         raise NotImplementedError(
             f"{cls.__name__} cannot be opened; define save and open, or set is_saved = False"
         )
 
     @property
     def breadth(self) -> dict[str, int]:
-        """The setting that makes a search broader, slower and with a higher recall, and its value; empty where
-        there is none."""
+        """Returns the setting that makes a search broader, slower and with a higher recall, and its value;
+        empty if there is none."""
         return {}
 
     def tune(self, questions: Any, truth: Sequence[Sequence[str]]) -> bool:
-        """Chooses the breadth of an index that is being built, by what exact search finds for some questions.
-        False where there is nothing to choose."""
+        """Chooses the breadth of an index that is being built, from the results of exact search for some
+        questions. Returns False if there is nothing to choose."""
         return False
 
     def recall_in_words(self) -> str:
-        """The recall that was measured at build, as far as it holds for the present breadth."""
+        """Returns the recall measured at build, as far as it applies to the present breadth."""
         if self.recall is None:
             return "recall not measured, as it was built without questions"
         if self.recall.breadth != self.breadth:
@@ -166,7 +171,8 @@ class IndexChoice:
 
     @classmethod
     def of(cls, kind: str, values: Mapping[str, Any], *, key: str) -> IndexChoice:
-        """A kind and those of ``values`` that are its settings; ``key`` is the section they stand in.
+        """Returns a kind with those of ``values`` that are its settings; ``key`` is the section they stand
+        in.
 
         Raises:
             ConfigError: the kind is not known, is not an ``Index``, or its settings do not accept the values.
@@ -188,20 +194,21 @@ class IndexChoice:
         return index_class(self.kind)
 
     def metadata(self) -> dict[str, Any]:
-        """Kind and settings, but those without effect on what is found or saved, and what else decides it."""
+        """Returns kind, settings and ``made_by``, without settings that do not affect what is found or
+        saved."""
         return {"kind": self.kind, **self.index_class.made_by, **self.decisive_settings()}
 
     def decisive_settings(self) -> dict[str, Any]:
-        """The settings that decide what is saved."""
+        """Returns the settings that determine what is saved."""
         names = [item.name for item in fields(self.settings) if rule_of(item).on_resume != NO_EFFECT]
         return {name: getattr(self.settings, name) for name in names}
 
 
 def index_class(kind: str) -> type[Index]:
-    """The class of a kind.
+    """Returns the class of a kind.
 
     Raises:
-        ConfigError: there is none of that name, or what the path names is not an ``Index``.
+        ConfigError: no kind has that name, or the path does not name an ``Index``.
     """
     require_known(kind)
     return load_class(KINDS[kind].path if kind in KINDS else kind, Index, setting="indexer.kind")
@@ -210,7 +217,7 @@ def index_class(kind: str) -> type[Index]:
 logger = get_logger(__name__)
 
 Questions = Callable[[], np.ndarray]
-"""Makes vectors (Q, D) of questions, by which the recall of a new index over vectors is measured."""
+"""Function that makes vectors (Q, D) of questions, to measure the recall of a new index over vectors."""
 _REBUILD = "remove it to build it again, or name another folder"
 
 
@@ -221,9 +228,9 @@ class IndexStore:
     Args:
         choice: the index that is wanted.
         folder: None for an index that is built in memory and not kept.
-        source: what the corpus is. Of a saved index, these items must be the same.
-        corpora: the passages that vectors are of; stated in the manifest of a new index, for those who show
-        texts beside it.
+        source: description of the corpus. Its items must be the same in a saved index.
+        corpora: the passages of the vectors. The manifest of a new index states them, for programs that show
+            the texts.
         device: where a new index is built.
     """
 
@@ -234,15 +241,15 @@ class IndexStore:
     device: torch.device | str = "cpu"
 
     def load_or_build(self, corpus: Callable[[], Any] | None, *, questions: Questions | None = None) -> Index:
-        """The index saved in the folder, else one built of ``corpus()`` and saved there; where another
-        process builds it, that one.
+        """Opens the index saved in the folder, else builds one of ``corpus()`` and saves it there. If another
+        process builds it, that one is opened.
 
         Args:
-            corpus: makes what ``Index.build`` takes; None where there is none to build of.
+            corpus: makes the corpus for ``Index.build``; None if there is none.
 
         Raises:
-            InputError: the saved index is damaged, or of another kind, source or settings; there is nothing
-            to build of.
+            InputError: the saved index is damaged, or of another kind, source or settings; or none is saved
+            and there is no corpus.
             OutputError: it cannot be saved.
         """
         folder = self.folder if self.choice.index_class.is_saved else None
@@ -276,8 +283,8 @@ class IndexStore:
         return self._load(folder)
 
     def _built(self, corpus: Any, questions: Questions | None) -> Index:
-        """A new index, with its recall. One that chooses its breadth does so by every other question, and is
-        measured on the rest."""
+        """Builds a new index and measures its recall. An index that chooses its breadth does so by every
+        other question, and is measured on the rest."""
         start = time.monotonic()
         kind = self.choice.kind
         index = self.choice.index_class.build(corpus, self.choice.settings, device=self.device)
@@ -297,7 +304,7 @@ class IndexStore:
                     truth = truth[1::2]
                 values = recall_values(index.search(queries, DEPTH)[1], truth)
                 index.recall = Recall(values, len(queries), index.breadth)
-                # among few passages, 100 are found by chance
+                # with few passages, 100 of them are found by chance
                 judged = f"recall@{DEPTH if index.num_passages > 2 * DEPTH else AT[0]}"
                 least = getattr(self.choice.settings, "least_recall", 0)
                 if values[judged] < least:

@@ -1,4 +1,4 @@
-"""Settings of the indexes, one class for each; the configuration is composed of them, so every key is
+"""Settings of the indexes, one class for each. The configuration is composed of them, so every key is
 declared once."""
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, Settings, setting
 
 DEFAULT_WEIGHT = 0.4
-"""The dense side's share of a hybrid where none was chosen: of all ways of fusing, the one that loses least
-with the encoder and the collection that suit it worst (benchmarks/results/hybrid_weight.md has the table,
-benchmarks/hybrid_weight.py makes it)."""
+"""Share of the dense side in a hybrid where none was chosen. Of all ways to fuse, it loses least with the
+encoder and the collection that suit it worst (table: benchmarks/results/hybrid_weight.md, made by
+benchmarks/hybrid_weight.py)."""
 
 
 @dataclass
 class ApproximateSettings(Settings):
-    """Of indexes that may miss passages."""
+    """Settings of indexes that may miss passages."""
 
     least_recall: float = setting(0.5, least=0, most=1, on_resume=NO_EFFECT)
-    """Recall@100 against exact search below which a new approximate index is refused; recall@10 where there
-    are at most 200 passages. 0 = any is taken."""
+    """Recall@100 against exact search below which a new approximate index is refused; recall@10 if there are
+    at most 200 passages. 0 = none is refused."""
 
 
 @dataclass
 class GraphSettings(ApproximateSettings):
-    """Of faiss's HNSW graphs; defaults are DPR's."""
+    """Settings of faiss's HNSW graphs; defaults are DPR's."""
 
     store_n: int = setting(0, least=0, most=4096, on_resume=IDENTITY)
     """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq, 32 for hnsw32."""
     ef_search: int = setting(128, least=1, most=1_000_000, on_resume=NO_EFFECT)
-    """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the
+    """Breadth of a search in an HNSW graph; n_docs if that is larger. A saved index is searched with the
     present value."""
     ef_construction: int = setting(200, least=1, most=1_000_000, on_resume=IDENTITY)
     """Breadth of the search while an HNSW graph is built."""
@@ -45,30 +45,30 @@ class GraphSettings(ApproximateSettings):
 
 @dataclass
 class FactorySettings(ApproximateSettings):
-    """Of what faiss makes of a string."""
+    """Settings of an index that faiss makes from a string."""
 
     factory: str = setting("", on_resume=IDENTITY)
     """Any string of faiss's index_factory, e.g. "IVF4096,PQ64" or "OPQ64,IVF65536,PQ64" (docs/search.md);
-    absent = "IVF<lists>,SQ8", for small SQ4, with as many lists as the power of two next to twice the root of the number of
-    vectors, at most 65,536."""
+    absent = "IVF<lists>,SQ8", for small SQ4. The number of lists is then the power of two next to twice the
+    root of the number of vectors, at most 65,536."""
     probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
-    """Lists that are searched for a question; 0 = the fewest that reached a recall@100 of 0.95 when the index
-    was built, or where that had no questions a quarter of them, at least 8."""
+    """Lists searched for a question; 0 = the fewest that reached a recall@100 of 0.95 when the index was
+    built. If it was built without questions, a quarter of the lists, at least 8."""
 
 
 @dataclass
 class Bm25Settings(Settings):
-    """Of BM25."""
+    """Settings of BM25."""
 
     k1: float = setting(0.9, least=0, on_resume=IDENTITY)
-    """BM25: how soon more occurrences of a word stop counting."""
+    """BM25: how soon further occurrences of a word stop counting."""
     b: float = setting(0.4, least=0, most=1, on_resume=IDENTITY)
     """BM25: how much long passages are marked down, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexKind:
-    """A built-in index: its class, and its settings."""
+    """Class and settings of a built-in index."""
 
     path: str
     settings: type[Settings]
@@ -85,7 +85,7 @@ KINDS = {
     "small": IndexKind("dpr.indexer.faiss_index:SmallIndex", FactorySettings),
     "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings),
 }
-"""Any other kind is an import path, ``module:Class``."""
+"""Built-in indexes by kind; any other kind is an import path, ``module:Class``."""
 
 
 def require_known(kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Vectors as the indexes read them: in blocks, checked, never the whole corpus at once."""
+"""Vectors in the form that indexes read: in blocks, checked, never the whole corpus at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDE_VALUES = 1 << 21  # 16 MB of float64
 
 
 class VectorSource(Protocol):
-    """Vectors that are read in pieces, or by their rows: a shard on disk, or arrays."""
+    """Vectors that are read in pieces, or by their rows, from a shard on disk or from arrays."""
 
     @property
     def num_vectors(self) -> int: ...
@@ -33,14 +33,13 @@ class VectorSource(Protocol):
         ...
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and vectors (n, D) at these rows, which ascend."""
+        """Returns ids and vectors (n, D) at these rows, which ascend."""
         ...
 
 
 @dataclass(frozen=True)
 class PrefixedSource:
-    """A source whose ids get a prefix if they lack it, as DPR does for passage sources with an
-    ``id_prefix``."""
+    """A source whose ids get a prefix if they lack it, as passage sources with an ``id_prefix`` do in DPR."""
 
     source: VectorSource
     prefix: str
@@ -67,8 +66,8 @@ class PrefixedSource:
 
 
 def take_rows(sources: Sequence[VectorSource], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and float32 vectors (n, D) at these rows, n at least 1, which ascend; those of the first source come
-    first."""
+    """Returns ids and float32 vectors (n, D) at these rows, n at least 1, which ascend. Rows are counted
+    through the sources in order."""
     pieces = []
     start = 0
     for source in sources:
@@ -109,15 +108,15 @@ def _joined(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np
 
 
 def as_tensor(vectors: np.ndarray) -> Tensor:
-    """The same memory as a tensor, which must not be written: torch has no read-only tensors and warns about
-    read-only arrays."""
+    """Returns the same memory as a tensor, which must not be written to. torch has no read-only tensors and
+    warns about read-only arrays."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(vectors)
 
 
 def common_dimension(sources: Sequence[VectorSource]) -> int:
-    """The dimension of all sources; raises InputError if they differ or there are none."""
+    """Returns the dimension of all sources. Raises InputError if they differ or there are none."""
     dimensions = {source.dimension for source in sources}
     if len(dimensions) != 1:
         raise InputError(
@@ -128,7 +127,7 @@ def common_dimension(sources: Sequence[VectorSource]) -> int:
 
 
 def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
-    """Raises InputError, which names the first id, if a vector holds NaN or infinity."""
+    """Raises InputError, which names the first id, if a vector contains NaN or infinity."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         first = decode_ids(ids[~finite][:1])[0]
@@ -149,10 +148,10 @@ def refuse_overflow(bound: float) -> None:
 
 
 def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
-    """Query vectors as (Q, D) contiguous float32.
+    """Returns query vectors as (Q, D) contiguous float32.
 
     Raises:
-        InputError: another width than the index has, or a vector that holds NaN or infinity.
+        InputError: the width differs from that of the index, or a vector contains NaN or infinity.
     """
     array = np.ascontiguousarray(queries, dtype=np.float32)
     if array.size == 0:
@@ -170,10 +169,10 @@ def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
 def paired_dots(
     queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, columns: np.ndarray
 ) -> np.ndarray:
-    """Dot products of ``queries[rows]`` with ``vectors[columns]``, pair by pair, (n,) float32.
+    """Returns the dot products of ``queries[rows]`` with ``vectors[columns]``, pair by pair, (n,) float32.
 
-    Summed in float64 along each row alone, so that a pair has the same score bit for bit whatever stands
-    beside it; matrix products do not.
+    Each is summed in float64 along its row alone. So a pair has the same score bit for bit, whatever stands
+    beside it, which matrix products do not guarantee.
     """
     if not len(rows):
         return np.empty(0, dtype=np.float32)

@@ -1,1 +1,1 @@
-"""Questions to rankings with texts: what ``dpr retrieve`` and ``dpr search`` do."""
+"""Retrieval: rankings with texts for questions, as in ``dpr retrieve`` and ``dpr search``."""

@@ -1,4 +1,5 @@
-"""What a search of ``dpr.Retriever`` finds, and the part of a text in which the words of the question are."""
+"""Results of a search of ``dpr.Retriever``, and the part of a text that contains the words of the
+question."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from dpr.core.records import Origin, Passage
 from dpr.indexer.bm25 import lexical_spans
 
 EXCERPT = 320
-"""Characters of the part of a text that is shown."""
+"""Length of the shown part of a text in characters."""
 _MOST_READ = 200_000
 Span = tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one side of a search has a passage; rank 1 is the first."""
+    """Rank and score of a passage on one side of a search; rank 1 is the first."""
 
     rank: int
     score: float
@@ -26,15 +27,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that was found, rank 1 first. One that the corpus does not have comes without texts."""
+    """A passage that was found, rank 1 first. A passage that the corpus does not have has no texts."""
 
     rank: int
     score: float
     passage: Passage
     sides: Mapping[str, Place | None] = field(default_factory=dict)
-    """Its place on the sides asked, ``dense`` and ``bm25``; None where a side does not list it."""
+    """Place of the passage on the searched sides, ``dense`` and ``bm25``; None if a side does not list it."""
     file: Path | None = None
-    """The corpus, where it is one file."""
+    """File of the corpus, if it is a single one."""
 
     @property
     def id(self) -> str:
@@ -50,31 +51,31 @@ class Hit:
 
     @property
     def origin(self) -> Origin | None:
-        """The document that the passage was taken from, where its corpus says so."""
+        """Returns the document that the passage was taken from, if its corpus states it."""
         return self.passage.origin
 
     @property
     def dense(self) -> float | None:
-        """Its score by vectors; None where they were not asked, or do not list it."""
+        """Returns its score by vectors; None if they were not searched, or do not list it."""
         return place.score if (place := self.sides.get("dense")) else None
 
     @property
     def bm25(self) -> float | None:
-        """Its score by words; None as for ``dense``."""
+        """Returns its score by words; None as for ``dense``."""
         return place.score if (place := self.sides.get("bm25")) else None
 
 
 NO_ANSWER = "nothing here seems to answer this; nearest passages:"
 LEAST_SHARE = 0.2
-"""Of the highest score of BM25 (``Bm25Index.share``), what the best passage of a question that the corpus answers
-nearly always reaches: benchmarks/results/search_floor.md."""
+"""Share of the highest possible score of BM25 (``Bm25Index.share``) that the best passage nearly always
+reaches if the corpus answers the question: benchmarks/results/search_floor.md."""
 
 
 class Hits(list[Hit]):
-    """The hits of a question, best first.
+    """Hits of a question, best first.
 
-    ``seems_unanswered``: the best passage by words has so few of the question's that probably none answers
-    it. Always False where words were not searched.
+    ``seems_unanswered`` is True if the best passage by words has so few of the question's that probably no
+    passage answers it. It is always False if words were not searched.
     """
 
     def __init__(self, question: str, hits: Iterable[Hit] = (), *, seems_unanswered: bool = False) -> None:
@@ -84,10 +85,10 @@ class Hits(list[Hit]):
 
 
 class QuestionWords:
-    """The words of a question, as BM25 counts them, and where a text has them.
+    """Words of a question, as BM25 counts them, and their places in a text.
 
-    A text that is cut into pieces is a list of strings in which every second one, from index 1 on, is a word
-    of the question.
+    A text cut into pieces is a list of strings in which every second one, from index 1 on, is a word of the
+    question.
     """
 
     def __init__(self, question: str) -> None:
@@ -97,8 +98,8 @@ class QuestionWords:
             self._places.setdefault(word, (start, end))
 
     def in_common(self, *texts: str) -> list[str]:
-        """The words that any of the texts has, as the question writes them and in its order; those that
-        overlap as one."""
+        """Returns the words that occur in any of the texts, in the spelling and order of the question;
+        overlapping words count as one."""
         there = {word for text in texts for _, _, word in self._spans(text)}
         common: list[tuple[int, int]] = []
         for start, end in (place for word, place in self._places.items() if word in there):
@@ -109,13 +110,13 @@ class QuestionWords:
         return [self._question[start:end] for start, end in common]
 
     def pieces(self, text: str) -> list[str]:
-        """All of a text."""
+        """Returns the whole text, cut into pieces."""
         return _cut(text, self._spans(text), 0, len(text))
 
     def excerpt(self, text: str, limit: int) -> list[str]:
-        """The stretch of about ``limit`` characters with the most different words of the question, the first
-        of several; where there is none, the beginning. White space becomes single spaces, and dots stand for
-        what is left out."""
+        """Returns the stretch of about ``limit`` characters with the most different words of the question,
+        the first of several; without such words, the beginning. White space becomes single spaces, and dots
+        stand for text that is left out."""
         flat = " ".join(text[:_MOST_READ].split())
         spans = list(self._spans(flat))
         start = 0
@@ -148,7 +149,7 @@ def _cut(text: str, spans: Iterator[Span] | Sequence[Span], start: int, end: int
 
 
 def _stretch(text: str, spans: Sequence[Span], limit: int) -> tuple[int, int]:
-    """Start and end of the part to show of a text longer than ``limit``."""
+    """Returns start and end of the part to show of a text longer than ``limit``."""
     most = 0
     first = 0
     last = 0

@@ -1,5 +1,5 @@
-"""Titles and texts of retrieved passages, from the corpus files, without holding the corpus; and the fields by
-which a search can be filtered."""
+"""Titles and texts of retrieved passages, read from the corpus files without holding the corpus in memory;
+and the fields by which a search can be filtered."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LONGEST_CHOICE = 200  # characters
 
 
 def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
-    """The passages with these ids; ids that no source has are left out. Reads small files at most once, up to
-    the last passage wanted."""
+    """Returns the passages with these ids; ids that no source has are left out. Reads small files at most
+    once, up to the last passage wanted."""
     wanted = set(ids)
     passages_by_id: dict[str, Passage] = {}
     for source in map(with_store, sources if wanted else ()):
@@ -41,7 +41,7 @@ def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dic
 
 
 def require_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
-    """As ``find_passages``, for ``ids`` that must all be there.
+    """Returns passages as ``find_passages`` does, for ``ids`` that must all exist.
 
     Raises:
         InputError: names a missing id and the files searched.
@@ -58,14 +58,15 @@ def require_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> 
 
 
 def lexical_texts(sources: Sequence[PassageSource]) -> Texts:
-    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice."""
+    """Returns the ids of all passages, and a stream of their titles and texts in the same order. Reads the
+    files twice."""
     ids = (str(passage.id) for source in sources for passage in source.read())
     return Texts(ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read()))
 
 
 class PassageLookup:
-    """Looks passages up again and again: small corpora are held in memory, large ones are found on disk.
-    Several threads may use it."""
+    """Repeated look-up of passages. Small corpora are held in memory, large ones are read from disk. Several
+    threads may use it."""
 
     def __init__(self, sources: Sequence[PassageSource], *, in_memory_bytes: int = LARGE_BYTES) -> None:
         self._sources = list(sources)
@@ -76,18 +77,18 @@ class PassageLookup:
             self._sources = [with_store(source, least_bytes=0) for source in self._sources]
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """The passages with these ids, those that are missing left out."""
+        """Returns the passages with these ids, without those that are missing."""
         if self._held is None:
             return find_passages(self._sources, set(ids))
         return {passage_id: self._held[passage_id] for passage_id in ids if passage_id in self._held}
 
 
 class PassageFields:
-    """Of every passage the values of some fields, 4 bytes each: for equality, or one of several values, of
-    several fields at once."""
+    """Values of some fields of every passage, 4 bytes each. They are compared for equality, with one or
+    several values, for several fields at once."""
 
     def __init__(self, ids: np.ndarray, kinds: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> None:
-        """Of passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of
+        """Takes the passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of
         ``kinds``."""
         self._ids = ids
         self._kinds = dict(kinds)
@@ -112,8 +113,8 @@ class PassageFields:
         return cls(ids, kinds, (row for source in sources for row in read_metadata(source.file, kinds)))
 
     def matching(self, wanted: Mapping[str, Any]) -> np.ndarray:
-        """Ids (n,), ascending and distinct, of the passages whose fields have these values, or one of a list
-        of them.
+        """Returns the ids (n,), ascending and distinct, of the passages whose fields have these values, or
+        one of a list of them.
 
         Raises:
             InputError: a field is not known, or a value is of another kind.
@@ -137,8 +138,8 @@ class PassageFields:
         return np.unique(self._ids[is_chosen])
 
     def choices(self) -> dict[str, list[Any] | None]:
-        """Of every field its values, ascending, where these are few and short enough to choose from a list,
-        else None."""
+        """Returns the values of every field, ascending, if they are few and short enough to choose from a
+        list, else None."""
         shown: dict[str, list[Any] | None] = {}
         for name, values in self._values.items():
             is_short = len(values) <= _MOST_CHOICES and all(

@@ -1,4 +1,4 @@
-"""Questions in, rankings out: by a bi-encoder, by words, or by both."""
+"""Retrievers, which turn questions into rankings: by a bi-encoder, by words, or by both."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ _LOOKED_AT = 1000  # questions
 
 @dataclass(frozen=True, slots=True)
 class QuestionForm:
-    """How questions of a set are presented to the model; DPR's options of a question set.
+    """Form in which questions of a set are given to the model; DPR's options of a question set.
 
-    ``prefix``: a token put before the question, with a space between. ``query_prefix``: a text put between
-    them as it is. ``suffix``: appended unless the question ends with it. ``selector``: where the vector is
-    read (a position, or the first occurrence of a token).
-    ``encoder_type``: the tower, ``question`` or ``ctx``. ``prompt``: name of the model's prompt for these
-    questions.
+    ``prefix`` is a token put before the question, with a space between. ``query_prefix`` is a text put
+    between them as it is. ``suffix`` is appended unless the question ends with it. ``selector`` is where the
+    vector is read: a position, or the first occurrence of a token. ``encoder_type`` is the tower,
+    ``question`` or ``ctx``. ``prompt`` is the name of the model's prompt for these questions.
     """
 
     prefix: str | None = None
@@ -43,7 +42,8 @@ class QuestionForm:
     prompt: str | None = None
 
     def agreed(self, text: TextSettings) -> QuestionForm:
-        """The form beside a model that puts prompts before questions: without a prefix that repeats it.
+        """Returns the form for a model that puts prompts before questions, without a prefix that repeats the
+        prompt.
 
         Raises:
             ConfigError: the prefix is another one, or the model has no prompt of that name.
@@ -55,22 +55,22 @@ class QuestionForm:
 
     @property
     def before_questions(self) -> str | None:
-        """Token and text before each question, as one text; as ``DataSetSettings.before_questions`` puts them
-        in training."""
+        """Returns token and text before each question, as one text, in the order of
+        ``DataSetSettings.before_questions`` in training."""
         return (f"{self.prefix} " if self.prefix else "") + (self.query_prefix or "") or None
 
     def text(self, question: str) -> str:
-        """The question as results show it: apostrophes normalised, with suffix, without what is put before
-        it."""
+        """Returns the question as results show it: apostrophes normalised, with suffix, without the text put
+        before it."""
         return decorate_question(question, suffix=self.suffix)
 
     def query_text(self, question: str) -> str:
-        """The question as retrievers get it: with suffix."""
+        """Returns the question as retrievers get it: with suffix."""
         return decorate_question(question, suffix=self.suffix, plain_apostrophes=False)
 
 
 def question_batch(model: BiEncoder, questions: Sequence[str], form: QuestionForm) -> TokenBatch:
-    """Tokens of questions; ``form`` has been agreed with the model."""
+    """Returns the tokens of questions; ``form`` has been agreed with the model."""
     sequences = model.tensorizer.question_tokens(
         questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix
     )
@@ -87,8 +87,8 @@ def encode_questions(
     batch_size: int = 128,
     seconds: defaultdict[str, float] | None = None,
 ) -> np.ndarray:
-    """Question vectors (Q, D) float32, in the order given; ``form`` has been agreed with the model.
-    ``seconds`` are added to."""
+    """Returns question vectors (Q, D) float32, in the order given. ``form`` has been agreed with the model.
+    Times are added to ``seconds``."""
     if not questions:
         return np.zeros((0, model.dimension), dtype=np.float32)
     start = time.perf_counter()
@@ -113,8 +113,8 @@ def encode_questions(
 
 
 class DenseRetriever:
-    """A bi-encoder's question tower in front of an index of its passage vectors. ``seconds``, spent in
-    ``tokenise`` and ``inference``, may be cleared by whoever reads them."""
+    """A bi-encoder's question tower and an index of its passage vectors. ``seconds``, spent in ``tokenise``
+    and ``inference``, may be cleared by its reader."""
 
     def __init__(
         self,
@@ -131,13 +131,13 @@ class DenseRetriever:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
-        """Question vectors (Q, D) float32, in the order given."""
+        """Returns question vectors (Q, D) float32, in the order given."""
         return encode_questions(
             self.model, questions, self.form, batch_size=self.batch_size, seconds=self.seconds
         )
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
-        """Up to ``k`` passages for each question, best first."""
+        """Returns up to ``k`` passages for each question, best first."""
         return to_rankings(self.index.search(self.encode(questions), k))
 
 
@@ -154,8 +154,8 @@ class LexicalRetriever:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How two rankings become one (``dpr.indexer.ranking``). ``weight``: the dense side's share. ``depth``: passages
-    taken from each side; at least as many as are asked for."""
+    """Fusion of two rankings (``dpr.indexer.ranking``). ``weight`` is the dense side's share, ``depth`` the
+    number of passages taken from each side, at least as many as are requested."""
 
     weight: float = DEFAULT_WEIGHT
     depth: int = 100
@@ -165,7 +165,7 @@ class Fusion:
 
 
 class HybridRetriever:
-    """Asks both sides, fuses what they found."""
+    """A retriever that asks both sides and fuses their rankings."""
 
     def __init__(self, dense: AnyRetriever, lexical: AnyRetriever, fusion: Fusion) -> None:
         self.dense = dense
@@ -175,7 +175,7 @@ class HybridRetriever:
         self.seconds: defaultdict[str, float] = dense.seconds
 
     def retrieve_sides(self, questions: Sequence[str], k: int) -> tuple[list[Ranking], list[Ranking]]:
-        """The rankings to be fused, dense and lexical."""
+        """Returns the rankings to be fused, dense and lexical."""
         depth = max(k, self.fusion.depth)
         return self.dense.retrieve(questions, depth), self.lexical.retrieve(questions, depth)
 
@@ -187,7 +187,7 @@ AnyRetriever = DenseRetriever | LexicalRetriever | HybridRetriever
 
 
 def warn_of_unknown_words(retriever: AnyRetriever, questions: Sequence[str], source: str) -> None:
-    """Says where a model lacks many words of the questions, by the first ones; a lexical retriever lacks
+    """Warns if a model lacks many words of the questions, judged by the first ones. A lexical retriever lacks
     none."""
     dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
     if isinstance(dense, DenseRetriever):
@@ -198,10 +198,10 @@ def warn_of_unknown_words(retriever: AnyRetriever, questions: Sequence[str], sou
 def check_vectors_are_of(
     model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model"
 ) -> None:
-    """Raises InputError when the passage vectors were made by another model, by other settings of it, or for
+    """Raises InputError if the passage vectors were made by another model, with other settings of it, or for
     another similarity.
 
-    The model's vectors are cut to the width of the passages'.
+    Cuts the model's vectors to the width of the passages'.
     """
     if shards and shards[0].dimension < model.dimension:
         model.keep_dimensions(shards[0].dimension)

@@ -1,5 +1,5 @@
-"""``search.json``: what a run folder needs to be searched by hand. Paths inside are relative to the folder,
-so that it can be moved."""
+"""``search.json``: the settings and files for searching a run folder by hand. Paths inside are relative to
+the folder, so that it can be moved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How a corpus is searched; names as in the retrieval settings."""
+    """Settings of a search of a corpus; names as in the retrieval settings."""
 
     model_file: str | None = None
     encoded_ctx_files: list[str] = field(default_factory=list)
@@ -45,17 +45,18 @@ class SearchSettings:
     hybrid_depth: int = 100
     form: QuestionForm = field(default_factory=QuestionForm)
     pretrained_model_cfg: str | None = None
-    """Of a model_file of the original DPR; a folder by its absolute path."""
+    """Backbone of a model_file of the original DPR; a folder by its absolute path."""
     sequence_length: int | None = None
-    """The length that was named in place of the model's own."""
+    """Length that was given in place of the model's own."""
     text: GivenTextSettings = field(default_factory=GivenTextSettings)
-    """The prompts that were named for a model that states none."""
+    """Prompts that were given for a model that states none."""
     fingerprints: list[str] = field(default_factory=list, compare=False)
-    """SHA-256 of the passages when ``search.json`` was written, in their order. Whoever knows it has had the
+    """SHA-256 of the passages when ``search.json`` was written, in their order. Whoever knows it had the
     file: see ``confined``."""
 
     def write(self, folder: Path) -> None:
-        """Writes ``search.json`` into the folder. Patterns that ``confined`` refuses become what they match."""
+        """Writes ``search.json`` into the folder. Patterns that ``confined`` refuses are replaced by their
+        matches."""
         files: list[str] = []
         for pattern in self.encoded_ctx_files:
             found = matching_paths(pattern) if is_wide(pattern) else []
@@ -72,10 +73,10 @@ class SearchSettings:
 
     @classmethod
     def read(cls, folder: Path) -> SearchSettings:
-        """Reads ``search.json``, and compares it with the checksum beside it where there is one.
+        """Reads ``search.json``, and compares it with the checksum beside it, if there is one.
 
         Raises:
-            InputError: there is none, it is not one of this toolkit, or it has changed since it was written.
+            InputError: the file is missing, is not one of this toolkit, or has changed since it was written.
         """
         file = folder / FILE
         if not folder.is_dir():
@@ -106,12 +107,13 @@ class SearchSettings:
             raise InputError(f"not search settings: {error}", file=file, hint=hint) from None
 
     def confined(self, folder: Path) -> SearchSettings:
-        """The settings as a folder from anybody may state them: nothing is written outside of it, no text
-        outside of it is shown but what its writer has had, too, and no other folders are walked.
+        """Returns the settings in a form that is safe for a folder from anybody: nothing is written outside
+        of the folder, the only texts shown from outside are those that its writer also had, and no other
+        folders are walked.
 
         Raises:
-            InputError: passages outside of the folder are missing, or others than when ``search.json`` was
-            written; a pattern is looked for in many folders.
+            InputError: passages outside of the folder are missing, or differ from those when ``search.json``
+            was written; or a pattern would be looked for in many folders.
         """
 
         def narrow(path: str) -> str:
@@ -161,7 +163,7 @@ class SearchSettings:
 
 
 def _typed(made: type[Made], value: Any, key: str) -> Made:
-    """An object of a dataclass, its fields compared with their types; those that there are no more are
+    """Makes an object of a dataclass, comparing its fields with their types. Fields that no longer exist are
     ignored."""
     hints = get_type_hints(made)
     if not isinstance(value, dict):
@@ -181,7 +183,7 @@ def _typed(made: type[Made], value: Any, key: str) -> Made:
 
 
 def _part(kind: Any, value: Any, key: str) -> Any:
-    """The value of a field, or an item of its list."""
+    """Returns the value of a field, or an item of its list."""
     if is_dataclass(kind) and isinstance(kind, type):
         return _typed(kind, value, f"{key}.")
     check_type(key, value, str if kind is Path else kind)
@@ -192,7 +194,7 @@ def _part(kind: Any, value: Any, key: str) -> Any:
 
 
 def _is_name(text: str) -> bool:
-    """Whether half characters of a text stand for bytes of a file's name that are not UTF-8."""
+    """True if half characters of a text stand for bytes of a file's name that are not UTF-8."""
     try:
         os.fsencode(text)
     except UnicodeEncodeError:

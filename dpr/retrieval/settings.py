@@ -20,7 +20,7 @@ from dpr.indexer.settings import (
 )
 
 SEARCH_MODES = ("dense", "bm25", "hybrid")
-"""How one question is searched: by vectors, by words, or by both."""
+"""Ways to search for one question: by vectors, by words, or by both."""
 _OF_VECTORS = (
     "encoded_ctx_files",
     "model_file",
@@ -33,12 +33,12 @@ _OF_VECTORS = (
 
 @dataclass
 class _IndexKind(Settings):
-    """How passages are searched."""
+    """Index over the passages."""
 
     kind: str = "exact"
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
-    number, fast), small (4 bits a number), faiss (whatever indexer.factory names); flat, hnsw, hnsw_sq (DPR's,
-    by faiss); bm25 (words, no model); or a user-defined subclass of dpr.indexer.registry.Index,
+    number, fast), small (4 bits a number), faiss (any index that indexer.factory names); flat, hnsw, hnsw_sq
+    (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of dpr.indexer.registry.Index,
     module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
@@ -46,7 +46,7 @@ class _IndexKind(Settings):
 
 @dataclass
 class IndexerConfig(Bm25Settings, FactorySettings, GraphSettings, _IndexKind):
-    """How passages are searched."""
+    """Index over the passages, with its settings."""
 
     def unused(self) -> Iterator[str]:
         used = ["options"]
@@ -78,29 +78,28 @@ class QuestionSetConfig(Settings):
     id_attr: str = "id"
     """Key of the id."""
     prompt: str | None = None
-    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent =
-    encoder.query_prompt."""
+    """Name of the model's prompt (encoder.prompts) before these questions; absent = encoder.query_prompt."""
     special_query_token: str | None = None
-    """Put before every question, with a space between."""
+    """Token before every question, with a space between."""
     query_prefix: str | None = None
-    """Put before every question as it is; must be as in training ("query: "). After special_query_token, if
-    there is one."""
+    """Text before every question as it is; must be as in training ("query: "). It follows
+    special_query_token, if there is one."""
     query_special_suffix: str | None = None
-    """Appended to questions that do not end with it."""
+    """Text appended to questions that do not end with it."""
     selector: int | str | None = setting(None, least=0)
-    """Where the question vector is read: absent = first token; an integer = that position; a string = first
-    occurrence of that token."""
+    """Place where the question vector is read: absent = first token; an integer = that position; a string =
+    first occurrence of that token."""
     data_range_start: int = -1
     """First question to take, counted from 0; negative = all."""
     data_size: int = -1
-    """How many questions to take from data_range_start on; negative = all."""
+    """Number of questions to take from data_range_start on; negative = all."""
     source: str | None = None
-    """Where the set is published, for the message when the file is missing."""
+    """Place where the set is published, for the message when the file is missing."""
 
 
 @dataclass
 class RetrievalConfig(CorpusCatalogue, CudaSettings, ModelSettings):
-    """Searches a set of questions and evaluates what is found."""
+    """Searches for a set of questions and evaluates the results."""
 
     FIRST: ClassVar[str] = """\
 model_file qa_dataset ctx_datasets encoded_ctx_files out_file qrels match n_docs
@@ -111,9 +110,9 @@ dpr retrieve model_file=runs/first qa_dataset=test.csv ctx_datasets=corpus.tsv e
 dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=corpus.jsonl
 """
     qa_dataset: str | None = setting(None, also=("questions",), path="input")
-    """A name of ``datasets``, or the path of a question file."""
+    """Name of an entry of ``datasets``, or path of a question file."""
     ctx_datasets: Any = setting(None, also=("corpus",), path="input")
-    """The passages that were embedded: names of ``ctx_sources`` or paths of corpora."""
+    """Passages that were embedded: names of ``ctx_sources`` or paths of corpora."""
     ctx_datatsets: Any = setting(None, path="input")
     """DPR's spelling of ctx_datasets."""
     encoded_ctx_files: Any = setting(None, also=("vectors",), path="input")
@@ -128,8 +127,8 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     search_folder: str | None = setting(None, path="folder")
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))
-    """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels where given, string
-    where there are answers."""
+    """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels if given, string if
+    there are answers."""
     qrels: str | None = setting(None, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     n_docs: int = setting(100, unit="passages", least=1)
@@ -142,22 +141,23 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"))
     """Tower that encodes the questions: question_model (when absent) or ctx_model."""
     index_path: str | None = setting(None, path="folder")
-    """Folder of a faiss index: loaded when it is there, else built and saved."""
+    """Folder of a faiss index, which is loaded if it exists, else built and saved."""
     bm25_index_path: str | None = setting(None, path="folder")
-    """Folder of a BM25 index: loaded when it is there, else built and saved."""
+    """Folder of a BM25 index, which is loaded if it exists, else built and saved."""
     hybrid: str = setting("none", choices=("none", "linear"))
     """none, or linear: fuses the dense ranking with BM25's, by a weighted sum of normalised scores."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
-    """Share of the dense side in the hybrid, 0 to 1. Absent = 0.4, with which a poor dense side costs
-    little and a good one gains; a model ahead of BM25 takes 0.5 to 0.6, and tune_hybrid_weight on a dev set
-    finds its own."""
+    """Share of the dense side in the hybrid, 0 to 1. Absent = 0.4, with which a poor dense side costs little
+    and a good one gains. A model better than BM25 takes 0.5 to 0.6; tune_hybrid_weight on a dev set finds its
+    own."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
-    """Passages taken from each side; n_docs where that is larger."""
+    """Passages taken from each side; n_docs if that is larger."""
     tune_hybrid_weight: bool = False
     """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file
-    says which it was."""
+    states the chosen weight."""
     tune_metric: str = "mrr@10"
-    """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
+    """Metric that the best weight maximises; with answers instead of qrels an accuracy, such as
+    accuracy@20."""
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
@@ -178,13 +178,13 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
             yield "tune_metric"
 
     def passage_names(self) -> list[str]:
-        """``ctx_datasets`` as a list."""
+        """Returns ``ctx_datasets`` as a list."""
         return _names(
             "ctx_datasets", self.ctx_datasets if self.ctx_datasets is not None else self.ctx_datatsets
         )
 
     def vector_patterns(self) -> list[str]:
-        """``encoded_ctx_files`` as a list."""
+        """Returns ``encoded_ctx_files`` as a list."""
         return _names("encoded_ctx_files", self.encoded_ctx_files)
 
     def check_together(self, prefix: str) -> None:
@@ -234,28 +234,27 @@ SYSTEMS = ("bm25", "dense", "hybrid")
 
 @dataclass
 class SuiteSetConfig(Settings):
-    """One test set of a suite, as its YAML lists it. Relative paths are taken from the folder of the YAML."""
+    """One test set of a suite, as its YAML lists it. Relative paths start from the folder of the YAML."""
 
     folder: str | None = setting(None, path="input")
     """Folder in BEIR's layout: corpus.jsonl (or .tsv, .parquet), queries.jsonl (or .csv) and qrels/<split>.tsv (or
     .txt, .qrels), plain or .gz."""
     file: str | None = setting(None, path="input")
-    """In place of a folder: a file in any format of training data, or a pattern that one file matches. Its
+    """In place of a folder: a file in any format of training data, or a pattern that matches one file. Its
     passages are the corpus."""
     columns: dict[str, str] = field(default_factory=dict)
     """Names of the file's columns by role: question, positive, negative, title, answers, label."""
     source: str | None = None
-    """Where it is published and under which licence. A set that is not there is then left out with a warning
-    that says so."""
+    """Place where the set is published, and its licence. If the set is missing, it is left out with a warning
+    that states this."""
     split: str | None = None
-    """Which qrels/<split>.tsv of the folder; absent = the setting split."""
+    """Name of qrels/<split>.tsv in the folder; absent = the setting split."""
     prompt: str | None = None
-    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent =
-    encoder.query_prompt."""
+    """Name of the model's prompt (encoder.prompts) before these questions; absent = encoder.query_prompt."""
     query_prefix: str | None = None
-    """Put before every question as it is, for a model that stores no prompts."""
+    """Text before every question as it is, for a model that stores no prompts."""
     passage_prefix: str | None = None
-    """Put before every passage as it is, for a model that stores no prompts."""
+    """Text before every passage as it is, for a model that stores no prompts."""
     skip_same_id: bool = False
     """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus
     (ArguAna, Quora)."""
@@ -263,27 +262,26 @@ class SuiteSetConfig(Settings):
 
 @dataclass
 class SuiteSettings(ForwardSettings, CudaSettings, VectorModelSettings):
-    """How the test sets of a suite are evaluated."""
+    """Settings of the evaluation of a suite's test sets."""
 
     output_dir: str | None = setting(None, also=("out",), path="folder")
-    """Where results.json, results.md and a folder for each test set are written. The same command again
-    keeps sets that are complete."""
+    """Folder of results.json, results.md and a folder for each test set. The same command keeps complete sets
+    when it runs again."""
     systems: list[str] = setting(list, choices=SYSTEMS)
-    """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores); none = all, and without
-    a model bm25."""
+    """Systems to evaluate: bm25, dense (the model), hybrid (both, by weighted scores); none = all, and
+    without a model bm25."""
     split: str = "test"
-    """Which qrels/<split>.tsv of a folder."""
+    """Name of qrels/<split>.tsv in a folder."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
-    """Share of the dense side in the hybrid, 0 to 1, one that was not chosen on these test sets; absent =
-    that of the run's search.json, else 0.4."""
+    """Share of the dense side in the hybrid, 0 to 1, which was not chosen on these test sets; absent = that
+    of the run's search.json, else 0.4."""
     cache_dir: str | None = setting(None, path="folder")
-    """Folder for vectors and BM25 indexes, used again by every evaluation of the same model or corpus that
-    names it; absent = output_dir/cache."""
+    """Folder for vectors and BM25 indexes, reused by every evaluation of the same model or corpus that names
+    it; absent = output_dir/cache."""
     overwrite: bool = False
-    """Replace results of a test set that were made of something else: another model, changed data, other
-    settings."""
+    """Replace results of a test set that were made with another model, changed data or other settings."""
     bm25: Bm25Settings = field(default_factory=Bm25Settings)
 
 
@@ -300,16 +298,16 @@ dpr evaluate run=runs/first set=beir/scifact
 dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
 """
     run: str | None = setting(None, path="input")
-    """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless
+    """A finished run, in place of model_file. Results and vectors are kept in its folder evaluation unless
     output_dir is set."""
     set: str | None = setting(None, also=("suite",), path="input")
     """A folder in BEIR's layout, a folder of such folders, or a YAML that lists test sets with prompts and
-    splits. Also a folder that dpr prepare made of documents, or a file in any format of training data,
-    whose passages are then the corpus. Or the name of one of suites, such as known."""
+    splits. Also a folder that dpr prepare made of documents, or a file in any format of training data, whose
+    passages are then the corpus. Or the name of one of suites, such as known."""
     data: str | None = setting(None, path="input")
-    """Folder that a suite's relative paths are taken from; absent = that of its YAML."""
+    """Folder from which a suite's relative paths start; absent = that of its YAML."""
     suites: dict[str, Any] = field(default_factory=dict)
-    """The catalogue: name -> the sets of a suite, as a YAML lists them."""
+    """Catalogue: name -> the sets of a suite, as a YAML lists them."""
     run_file: str | None = setting(None, path="input")
     """In place of set: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics
     of trec_eval."""
@@ -333,17 +331,17 @@ dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
 
     @property
     def chosen_systems(self) -> list[str]:
-        """Those that are named, else all that are possible."""
+        """Returns the systems that are named, else all that are possible."""
         return self.systems or (list(SYSTEMS) if self.model_file or self.run else ["bm25"])
 
     @property
     def needs_model(self) -> bool:
-        """Whether a bi-encoder takes part."""
+        """True if a bi-encoder takes part."""
         return "dense" in self.chosen_systems or "hybrid" in self.chosen_systems
 
     @property
     def needs_words(self) -> bool:
-        """Whether BM25 takes part."""
+        """True if BM25 takes part."""
         return "bm25" in self.chosen_systems or "hybrid" in self.chosen_systems
 
     def check_together(self, prefix: str) -> None:

@@ -1,5 +1,5 @@
-"""A suite of test sets -> files and options of each: a BEIR folder, a folder of them, a YAML list, or a file
-of training data."""
+"""Files and options of each test set of a suite, which is given as a BEIR folder, a folder of them, a YAML
+list, or a file of training data."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _EXPECTED = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 
 @dataclass(frozen=True, slots=True)
 class TestSet:
-    """A test set: ``name`` is unique in its suite, the files exist. Without ``qrels``, a text that has an
-    answer in it is right."""
+    """A test set. ``name`` is unique in its suite, the files exist. Without ``qrels``, a text that contains
+    an answer is right."""
 
     __test__ = False  # not a class of tests, whatever its name
 
@@ -54,9 +54,9 @@ def read_suite(
     data: str | None = None,
     suites: Mapping[str, Any] | None = None,
 ) -> list[TestSet]:
-    """The test sets that ``path`` stands for, by name for a folder of folders, else in the order of the YAML,
-    or of the suite of that name in ``suites``, whose files are in ``data``. What a file of training data
-    holds is written into ``cache``: its passages are the corpus.
+    """Returns the test sets of ``path``: by name for a folder of folders, else in the order of the YAML, or
+    of the suite of that name in ``suites``, whose files are in ``data``. The content of a file of training
+    data is written into ``cache``; its passages are the corpus.
 
     Raises:
         InputError: there is none, or one has no corpus, questions or judgements.
@@ -101,7 +101,7 @@ def read_suite(
 
 
 def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> list[TestSet]:
-    """The sets of a mapping in ``file``, whose paths are taken from ``base``."""
+    """Returns the sets of a mapping in ``file``, whose paths start from ``base``."""
     if not isinstance(entries, Mapping) or not entries:
         expected = "sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}"
         raise InputError("no sets", file=file, expected=expected)
@@ -157,8 +157,8 @@ def _test_set(
 
 
 def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfig) -> TestSet:
-    """A test set of a file that lists right and wrong passages for each question; one passage of the corpus
-    for each different text. A question of several rows is asked once."""
+    """Makes a test set of a file that lists right and wrong passages for each question. Each different text
+    is one passage of the corpus; a question of several rows is asked once."""
     if not options.columns and not look_at(file)[0]:
         raise InputError(
             "is no test set",
