@@ -1,4 +1,4 @@
-"""Training and using dense-retrieval bi-encoders. Public API: ``from dpr import BiEncoder, BiEncoderTrainer,
+"""Training and use of dense-retrieval bi-encoders. Public API: ``from dpr import BiEncoder, BiEncoderTrainer,
 open_training_set``.
 
 Names are imported when they are first used, so ``import dpr`` loads nothing heavy.
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dpr.core.cores import quota, usable_cores
 from dpr.core.version import __version__ as __version__
 
-# onnxruntime asks once, when it is imported, by whomever: otherwise it notes what it runs on in the home
-# folder, to send it to Microsoft.
+# onnxruntime reads this once, when anything imports it. Otherwise it records its platform in the home folder,
+# to send it to Microsoft.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
@@ -66,13 +66,14 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.training.settings import TrainingSettings as TrainingSettings
     from dpr.training.validations.protocol import Validation as Validation
 
-# OpenMP's threads spin while they wait for each other, ten times as long by default. Where other programs use
-# the cores too, the one that is waited for is often not running, and all that time is lost. Read when torch is
-# imported.
+# OpenMP's threads spin while they wait for each other, by default ten times as long. If other programs use
+# the cores too, the awaited thread is often not running, and all that time is lost. The value is read when
+# torch is imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
-# torch computes with as many threads as the machine has cores, in a container that may use fewer of them too.
+# torch computes with as many threads as the machine has cores, even in a container that may use fewer of
+# them.
 if quota() is not None:
     os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 

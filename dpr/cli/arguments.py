@@ -1,5 +1,5 @@
-"""Command-line tokens as users and launchers write them -> overrides (``key=value``), words that stand alone,
-and flags."""
+"""Sorting of command-line tokens, as users and launchers write them, into overrides (``key=value``), words
+that stand alone, and flags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAGS = {
     "--config-dir": "dir",
     "-cd": "dir",
 }
-"""Flags about files of settings, each followed by a value."""
+"""Flags for files of settings, each followed by a value."""
 
 _PATH = re.compile(r"/|\.[A-Za-z]\w*$")
 KEEP_SPACES = ("query_prefix", "passage_prefix", "query_prompt", "passage_prompt", "title_template")
@@ -34,41 +34,41 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 def under_launcher() -> bool:
-    """True when torchrun or torch.distributed.launch started this process."""
+    """True if torchrun or torch.distributed.launch started this process."""
     return "LOCAL_RANK" in os.environ or ("RANK" in os.environ and "WORLD_SIZE" in os.environ)
 
 
 @dataclass
 class Arguments:
-    """The command line, sorted: overrides, words by the setting that they belong to, and the values of
-    flags."""
+    """Sorted command line: overrides, words by the setting that they belong to, and the values of flags."""
 
     overrides: list[str] = field(default_factory=list)
     operands: dict[str, str | list[str]] = field(default_factory=dict)
     flags: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in FLAGS.values()})
     help: str = ""
-    """Of which settings help is wanted: first, all, or a section; empty: of none."""
+    """Settings for which help is requested: first, all, or a section; empty if none is."""
     level: str = ""
-    """The lowest level of messages; empty: the usual one."""
+    """Lowest level of messages; empty for the usual one."""
 
 
 def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool = True) -> Arguments:
     """Sorts the tokens. ``--key value`` and ``--switch`` are ``key=value`` and ``switch=true``.
 
-    ``--local-rank=N`` from a launcher is dropped (the environment says the same). Spaces around a token and a
-    stray backslash at its end (a line continuation gone wrong) are dropped, but for the spaces at the end of
-    a prefix.
+    ``--local-rank=N`` from a launcher is dropped, because the environment states the same. Spaces around a
+    token and a stray backslash at its end (a line continuation gone wrong) are dropped, except for spaces at
+    the end of a prefix.
 
     Args:
         known: the settings of the command by their keys.
-        has_groups: the command's settings are composed of files, so the flags about these are known too.
+        has_groups: True if the command's settings are composed of files, so that the flags for these are
+            known too.
 
     Raises:
         ConfigError: a flag without its value, or more words than the command takes.
     """
     result = Arguments()
-    # Every name of a setting -> its key. A section by its own name stands for the kind that it is of, where that
-    # is no group of files.
+    # Every name of a setting -> its key. A section's own name stands for its kind, unless there is a group of
+    # files.
     names = {also: key for key, entry in known.items() for also in (*entry.rule.also, key)}
     if not has_groups:
         names |= {key.removesuffix(".kind"): key for key in known if key.endswith(".kind")}
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
     tokens = [token for token in map(_trimmed, argv) if token]
     while tokens:
         token = tokens.pop(0)
-        # A list that is written with spaces.
+        # A list written with spaces.
         while "=[" in token and token.count("[") > token.count("]") and tokens and "=" not in tokens[0]:
             token += f" {tokens.pop(0)}"
         name, has_value, value = token.partition("=")
@@ -117,7 +117,7 @@ def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool
 
 
 def _flag(entry: Setting, tokens: list[str], names: Mapping[str, str]) -> list[str]:
-    """The overrides that ``--key`` stands for, with the values that follow it, which are taken from
+    """Returns the overrides that ``--key`` stands for, with the values that follow it. These are removed from
     ``tokens``."""
     if entry.type is bool:
         return [f"{entry.key}=true"]
@@ -132,8 +132,8 @@ def _flag(entry: Setting, tokens: list[str], names: Mapping[str, str]) -> list[s
 
 
 def _is_word(token: str, operands: Sequence[Setting]) -> bool:
-    """Whether a token stands alone. One with ``=`` does where it is a file, a label with a path, or part of a
-    text."""
+    """True if a token stands alone. A token with ``=`` does if it is a file, a label with a path, or part of
+    a text."""
     if "=" not in token or exists(token):
         return True
     kinds = " ".join(entry.rule.operand for entry in operands)
@@ -150,14 +150,14 @@ def _trimmed(token: str) -> str:
 
 
 def is_one_of(options: tuple[str, ...], key: str) -> bool:
-    """Whether a key is one of these options of an entry, or a prompt by its name."""
+    """True if a key is one of these options of an entry, or a prompt by its name."""
     section, _, option = key.rpartition(".")
     return option in options or section.endswith("prompts")
 
 
 def items_of(value: str) -> list[str]:
-    """The items of a list: commas outside quotes and brackets separate them, with square brackets around all
-    or without."""
+    """Returns the items of a list: commas outside quotes and brackets separate them, with square brackets
+    around all or without."""
     text = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     parts = []
     depth = start = position = 0
@@ -175,12 +175,12 @@ def items_of(value: str) -> list[str]:
 
 
 def is_ready(value: str) -> bool:
-    """Whether a value is read as it is: none, or quoted."""
+    """True if a value needs no quotes: it is none, or quoted."""
     return value.lower() == "null" or value == "???" or _QUOTED.fullmatch(value) is not None
 
 
 def exists(value: str) -> bool:
-    """Whether a value is the name of a file or folder."""
+    """True if a value is the name of a file or folder."""
     try:
         return len(value) < 4096 and not value.isdigit() and Path(value).exists()
     except (OSError, ValueError):
@@ -217,12 +217,12 @@ _BY_REASON = {
     "KILT output is not written; out_file= writes DPR's results": "kilt_out_file",
 }
 REPLACED = {key: reason for reason, keys in _BY_REASON.items() for key in keys.split()}
-"""Key -> what to use instead. A key that a job's own configuration has is never looked up here."""
+"""What to use instead of a key. A key that a job's own configuration has is never looked up here."""
 
 
 def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None, str] | None:
-    """For an old key: the override that replaces it, if any, and the warning. None when the key is not an old
-    one."""
+    """Returns, for an old key, the override that replaces it, if any, and the warning. Returns None if the
+    key is not an old one."""
     if key == "fp16":
         target = next((name for name in ("train.precision", "precision") if name in known), None)
         if value.lower() in ("true", "1", "yes") and target:
@@ -241,7 +241,8 @@ _SHOWN = 3
 
 
 def conf_folder() -> Path:
-    """``dpr/conf`` in an installed wheel, else ``conf`` beside the package (a clone or an editable install).
+    """Returns ``dpr/conf`` in an installed wheel, else ``conf`` beside the package (a clone or an editable
+    install).
 
     Raises:
         ConfigError: neither is there, so the installation is incomplete.
@@ -256,7 +257,7 @@ def conf_folder() -> Path:
 
 
 def group_options(group: str, folders: Sequence[Path]) -> list[str]:
-    """Names of the YAML files of a config group; empty when there is no such group."""
+    """Returns the names of the YAML files of a config group; empty if there is no such group."""
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
@@ -271,11 +272,11 @@ def check_keys(
 
     Args:
         overrides: ``key=value`` tokens, with Hydra's ``+``, ``++`` and ``~`` in front where the user put
-        them.
+            them.
         known: every setting of the job by its dotted key.
-        folders: those that may hold config groups; none for a command whose configuration is not composed of
-        files.
-        program: how the job was called, for the message.
+        folders: folders that may contain config groups; none for a command whose configuration is not
+            composed of files.
+        program: name of the command in the message.
 
     Raises:
         ConfigError: unknown keys, or options that a group does not have, with the nearest valid ones.
@@ -319,7 +320,7 @@ def check_keys(
                 )
         elif key in known or (section and sign == "~"):
             is_whole_catalogue = key in known and known[key].is_open and value.startswith("{") and not sign
-            # What + adds is there already.
+            # The value that + adds is there already.
             kept.append("++" + override if is_whole_catalogue else override.lstrip("+"))
         elif is_option:
             # Catalogue entries may be new, which Hydra accepts only with ++.

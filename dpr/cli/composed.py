@@ -1,4 +1,4 @@
-"""Hydra: it reads every command line and composes a configuration of it and of the files in ``conf/``.
+"""Hydra, which reads every command line and composes a configuration of it and the files in ``conf/``.
 
 Hydra stays in this file. It never changes the working directory, and writes no logs or folders.
 """
@@ -36,7 +36,7 @@ _TEXT_OPTIONS = (
     "query_special_suffix",
 )
 _FILES = "dpr-conf"
-"""The scheme, in Hydra's search path, of folders that may hold files of the original."""
+"""Scheme, in Hydra's search path, of folders that may contain files of the original."""
 
 
 def run_composed(
@@ -52,15 +52,15 @@ def run_composed(
     """Composes the configuration and calls ``job`` with it, or with ``--cfg`` prints it.
 
     Args:
-        config_name: the YAML file in ``conf/`` without its suffix, whose ``defaults`` list begins with
-            ``<config_name>_schema``, under which ``config_class`` is registered here; None: ``config_class``
+        config_name: YAML file in ``conf/`` without its suffix. Its ``defaults`` list begins with
+            ``<config_name>_schema``, under which ``config_class`` is registered here. None: ``config_class``
             alone.
         overrides: checked; values with special characters in quotes.
         folder: ``conf/``.
-        is_main: this process prints notes.
+        is_main: True if this process prints notes.
 
     Raises:
-        ConfigError: what Hydra says of the configuration.
+        ConfigError: Hydra rejects the configuration; carries its message.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
@@ -97,10 +97,11 @@ def run_composed(
 
 
 def quote_values(overrides: list[str], known: Mapping[str, Setting], *, has_groups: bool) -> list[str]:
-    """Quotes values for Hydra's grammar where the setting's type says that the text is meant literally.
+    """Quotes values for Hydra's grammar if the setting's type says that the text is meant literally.
 
     So ``output_dir=runs/a, b (1)`` and ``train_datasets=[my data.json,b=1.json]`` need no second layer of
-    quotes. Without groups of files ``${...}`` is literal too, and a list that is given twice gets the values of both.
+    quotes. Without groups of files ``${...}`` is literal too, and a list that is given twice gets the values
+    of both.
     """
     ready: dict[str, str] = {}
     others = []
@@ -151,7 +152,7 @@ def _quoted_value(name: str, value: str, setting: Setting | None, *, resolves: b
 
 
 def _quoted_items(value: str, *, resolves: bool, is_text: bool) -> list[str]:
-    """The items of a list, which commas separate without brackets too."""
+    """Returns the items of a list, which commas separate even without brackets."""
     return [
         part
         if part.startswith("{") or is_ready(part) or (_PLAIN.fullmatch(part) and not is_text)
@@ -161,7 +162,8 @@ def _quoted_items(value: str, *, resolves: bool, is_text: bool) -> list[str]:
 
 
 def _compose(name: str, folder: Path | None, overrides: list[str]) -> Any:
-    """A plain run: only the configuration is Hydra's. Without a folder no setting can be taken for a group."""
+    """Composes the configuration without Hydra's logging and folders. Without a folder no setting can be
+    taken for a group."""
     import hydra
     from hydra import compose, initialize_config_dir
 
@@ -179,8 +181,8 @@ def _compose(name: str, folder: Path | None, overrides: list[str]) -> Any:
 
 
 def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
-    """The checked dataclass object. One line names what of the keys ``given`` does nothing; what does nothing
-    in files is not told."""
+    """Returns the checked dataclass object. One line names those of the keys ``given`` that have no effect;
+    values in files without effect are not reported."""
     from omegaconf import OmegaConf
 
     from dpr.core.paths import texts_in
@@ -191,7 +193,7 @@ def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
             "the configuration file does not begin its defaults with this job's schema; see"
             " docs/configuration.md"
         )
-    # What does nothing, and the entries of catalogues that no other setting names.
+    # Keys without effect, and the entries of catalogues that no other setting names.
     unused = unused_keys(config)
     known = leaves(config)
     catalogues = [key for key in known if key in ("datasets", "ctx_sources")]
@@ -209,11 +211,11 @@ def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
 
 @cache
 def _plugins() -> tuple[type[Any], type[Any]]:
-    """What reads the configuration files of the original too.
+    """Returns the classes that also read the configuration files of the original.
 
-    They begin with "@package _group_", which is the default anyway, but which this version of Hydra takes for
-    a name. The folders of configuration files get a scheme of their own, whose reader leaves that line out;
-    all else is Hydra's reading of files.
+    Those files begin with "@package _group_". This is the default anyway, but this version of Hydra takes it
+    for a name. The folders of configuration files get a scheme of their own, whose reader leaves that line
+    out. Everything else is Hydra's reading of files.
     """
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
@@ -253,7 +255,7 @@ def _plugins() -> tuple[type[Any], type[Any]]:
 
 
 def _hydra_message(error: Exception) -> str | None:
-    """A short text for errors of Hydra and OmegaConf; None for all others."""
+    """Returns a short text for errors of Hydra and OmegaConf; None for all others."""
     if not type(error).__module__.startswith(("hydra.", "omegaconf.")):
         return None
     cause = error.__cause__ if type(error.__cause__).__module__.startswith("omegaconf.") else error

@@ -1,5 +1,5 @@
-"""Command line -> settings -> checked dataclass object -> job -> exit code and error message. Below this file
-there are dataclass objects only."""
+"""From a command line to a job: settings, a checked dataclass object, the job, an exit code and an error
+message. Modules below this one see dataclass objects only."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from dpr.core.settings import Setting, Settings, quoted, sections, settings, sug
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Runs ``work``. Errors of the toolkit and the system become one message and a code, others a traceback
-    and 1, Ctrl-C 130."""
+    """Runs ``work`` and returns its exit code. Errors of the toolkit and the system become one message and a
+    code, others a traceback and 1, Ctrl-C 130."""
     try:
         with panics_caught():
             return work()
     except DprError as error:
-        # Ranks other than a node's first wait a moment, since the launcher ends all when one ends.
+        # Ranks other than a node's first wait a moment, because the launcher ends all ranks when one ends.
         local_rank = os.environ.get("LOCAL_RANK", "0")
         where = ""
         if local_rank != "0":
@@ -69,9 +69,9 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     """Ends this process with the code that ``main`` returns; for scripts and the installed command, which own
     the process.
 
-    A process of a launcher's group leaves after its exit handlers, without dismantling the interpreter: a
-    thread of gloo may still hold the tensors of the last collective, and if it releases them too late it
-    aborts a process that has finished its work.
+    A process of a launcher's group leaves after its exit handlers, without finalising the interpreter. A
+    thread of gloo may still hold the tensors of the last collective; if it releases them too late, it aborts
+    a process that has finished its work.
     """
     for stream in (
         sys.stdin,
@@ -115,16 +115,16 @@ def launch(
     *,
     program: str = "dpr COMMAND",
 ) -> int:
-    """Runs ``job`` with the settings that ``argv`` asks for, and returns the exit code: that of the job where
-    it returns a whole number.
+    """Runs ``job`` with the settings that ``argv`` asks for. Returns the exit code, which is that of the job
+    if it returns a whole number.
 
     Args:
-        config_name: the YAML file in ``conf/``, without its suffix, which the settings begin with; None: there
-            is none, and there are no groups of files.
+        config_name: YAML file in ``conf/``, without its suffix, that the settings start from. None: there is
+            no such file, and there are no groups of files.
         config_class: the root dataclass.
         job: called with the checked object. It imports heavy packages itself.
         argv: the arguments after the name of the command.
-        program: how the command is called, for messages.
+        program: name of the command in messages.
     """
 
     def work() -> int:
@@ -144,7 +144,7 @@ def answer(
     program: str,
     is_main: bool = True,
 ) -> int:
-    """``launch`` whose errors are the caller's."""
+    """Does what ``launch`` does, but leaves errors to the caller."""
     known = {entry.key: entry for entry in settings(config_class)}
     has_groups = config_name is not None
     given = parse(argv, known, has_groups=has_groups)
@@ -183,11 +183,11 @@ def answer(
 
 
 def help_text(program: str, config_class: type, folder: Path | None, part: str = "all") -> str:
-    """The help page.
+    """Returns the help page.
 
     Args:
-        folder: that of the config groups, for a command that has them.
-        part: all, a key or section, or first: the settings that the class names in ``FIRST``, or all where it
+        folder: folder of the config groups, for a command that has them.
+        part: all, a key or section, or first: the settings that the class names in ``FIRST``, or all if it
             names none.
 
     Raises:
@@ -209,9 +209,9 @@ def help_text(program: str, config_class: type, folder: Path | None, part: str =
         entries = [entry for entry in entries if f"{entry.key}.".startswith(f"{part}.")]
         if not entries:
             raise ConfigError(f"--help={part}: no such section or setting{suggestion(part, names)}")
-    # Where a command computes stands after what it does.
+    # The line on where a command computes follows the description.
     last = {item.name for item in (*fields(ForwardSettings), *fields(CudaSettings))}
-    # Config groups that this job has a section or a catalogue for.
+    # Config groups for which this job has a section or a catalogue.
     groups = {}
     for name in dict.fromkeys(entry.key.partition(".")[0] for entry in entries):
         if folder and (options := group_options(name, [folder])):

@@ -14,19 +14,19 @@ from dpr.core.version import __version__
 
 
 class Command(NamedTuple):
-    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, or what ``_OTHER_JOBS`` names, which
-    is imported once the settings are checked."""
+    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, or the function that
+    ``_OTHER_JOBS`` names. That module is imported once the settings are checked."""
 
     about: str
     settings: str
     """module:Class, the root of its settings. The module imports nothing heavy, so that a mistake is reported
     at once."""
     config: str | None = None
-    """The file in ``conf/`` that Hydra composes the settings from; None: there are no groups of files, and
-    Hydra is not imported."""
+    """File in ``conf/`` from which Hydra composes the settings. None: there are no groups of files, and Hydra
+    is not imported."""
 
     def settings_class(self) -> Any:
-        """The dataclass."""
+        """Returns the dataclass."""
         module, _, name = self.settings.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -117,7 +117,7 @@ _OTHER_JOBS = {
     "search": "ask.run",
     "verify": "doctor.verify",
 }
-"""Command -> its function in ``dpr/jobs``, where it shares a module with another command."""
+"""Functions in ``dpr/jobs`` of commands that share a module with another command."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -147,12 +147,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def job_of(name: str) -> Callable[[Any], Any]:
-    """The function of a command, whose module is imported when it is called."""
+    """Returns the function of a command, whose module is imported when the function is called."""
     module, _, function = _OTHER_JOBS.get(name, f"{name.replace('-', '_')}.run").partition(".")
     return lambda config: getattr(importlib.import_module(f"dpr.jobs.{module}"), function)(config)
 
 
 def run(*before: str) -> NoReturn:
-    """The process of the installed command, or of a script that stands for the subcommand ``before``: ends
-    with its exit code."""
+    """Runs the process of the installed command, or of a script that stands for the subcommand ``before``,
+    and ends it with its exit code."""
     run_and_leave(lambda: main([*before, *sys.argv[1:]]))

@@ -33,7 +33,7 @@ _EXPECTED = "BERT towers read at their first token, as DPR's were"
 
 
 def _unlike_dpr(model: BiEncoder) -> dict[str, bool]:
-    """What DPR's towers are not."""
+    """Returns the properties that DPR's towers do not have, and whether the model has them."""
     settings = model.settings
     kind = model.question_model.config.model_type
     return {
@@ -45,7 +45,8 @@ def _unlike_dpr(model: BiEncoder) -> dict[str, bool]:
 
 
 def _other_texts(model: BiEncoder) -> dict[str, bool]:
-    """What is done to texts before they are encoded, and DPR did not."""
+    """Returns the changes of texts before encoding that DPR does not make, and whether the model makes
+    them."""
     return {
         "it puts prompts before texts": model.tensorizer.text.has_prompts,
         "it joins title and text by a template": bool(model.settings.title_template),
@@ -63,7 +64,7 @@ def export_dpr_file(
     """Writes ``model`` (loaded from ``source``) to ``target``.
 
     The file names the encoder whose config and tokenizer belong to it: ``pretrained_model_cfg``, else the one
-    the model was loaded with. Texts get the same vectors in the original, or the export is refused.
+    the model was loaded with. The export is refused if texts would get other vectors in the original.
 
     Raises:
         InputError: the original has no such towers, or would compute other vectors and
@@ -116,8 +117,8 @@ def export_dpr_file(
 
 
 def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: str) -> None:
-    """Writes each embedding file that ``patterns`` name as ``<out_file>_<n>``; complete folders are left as
-    they are.
+    """Writes each embedding file that matches ``patterns`` as ``<out_file>_<n>``. Complete folders are left
+    as they are.
 
     The caller vouches that ``model`` made the vectors; only their dimension is compared.
 
@@ -161,10 +162,10 @@ _CLASSES = {QUESTION: "DPRQuestionEncoder", CTX: "DPRContextEncoder"}
 
 
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Fills ``folder`` with ``question_encoder`` and ``ctx_encoder``; a shared tower is written to both.
+    """Writes ``question_encoder`` and ``ctx_encoder`` into ``folder``; a shared tower is written to both.
 
     Raises:
-        InputError: the classes know no such model.
+        InputError: the classes cannot express the model.
     """
     is_cut = bool(model.settings.dimensions) and model.question_model.encode_proj is None
     problems = _unlike_dpr(model) | only_here(model) | _other_texts(model) | {"vectors are cut": is_cut}
@@ -194,7 +195,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
-    """Vectors by the classes and their tokenizers."""
+    """Returns vectors by the classes and their tokenizers."""
     import transformers
 
     name = {"question": QUESTION, "ctx": CTX}[side]
@@ -217,7 +218,7 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
 
 
 def usage(model: BiEncoder) -> str:
-    """How it is loaded."""
+    """Returns lines of Python that load the folder."""
     return """from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
 
 # Name the class: AutoModel makes a DPRQuestionEncoder with random weights of the context folder.

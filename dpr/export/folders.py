@@ -1,7 +1,8 @@
-"""A folder for another library: written, opened by that library, compared, and only then given its name.
+"""Folders for other libraries. Each is written, opened by that library, compared, and only then given its
+name.
 
-What is exported must give there the vectors that the model gives here. A tower is written as the files of a
-Hugging Face model: config, weights and tokenizer, as plain transformers loads them.
+An exported model must give the same vectors there as here. A tower is written as the files of a Hugging Face
+model: config, weights and tokenizer, as plain transformers loads them.
 """
 
 from __future__ import annotations
@@ -118,24 +119,24 @@ Trained and exported with dpr {{ version }}{% if metadata.seed is not none %}, s
 
 @dataclass(frozen=True, slots=True)
 class CardMetadata:
-    """What a card says beyond the model itself; whatever is not known stays out of it."""
+    """Contents of a model card beyond the model itself; unknown values are left out of the card."""
 
     name: str
     base_model: str | None = None
-    """The name of the model that training began with, where it is one of a hub and not a folder."""
+    """Name of the model that training started from, if it is one of a hub and not a folder."""
     seed: int | None = None
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Fingerprints of the data by what they are of."""
+    """Fingerprints of the data, by the role of the data."""
     validation: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the checkpoint's own validation."""
 
 
 def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str, checked: str) -> str:
-    """README.md of a folder of the format ``to``.
+    """Returns README.md of a folder of the format ``to``.
 
     Args:
         usage: lines of Python that load it.
-        checked: what the program for it made of the folder; empty where it was not asked.
+        checked: result of the check by the program it is for; empty if there was none.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -194,26 +195,26 @@ _SHORT = (
 
 @dataclass(frozen=True)
 class Format:
-    """How a model is written in a format, and how the library that it is for encodes with what was
-    written."""
+    """A format: how a model is written in it, and how the library it is for encodes with the written
+    files."""
 
     write: Callable[..., None]
-    """``write(model, folder, *, source)`` fills an existing folder; InputError names what the format cannot
-    say. ``source`` is the model's name in messages; ``model`` has no adapters any more."""
+    """``write(model, folder, *, source)`` fills an existing folder. InputError names the properties that the
+    format cannot express. ``source`` is the model's name in messages; ``model`` has no adapters any more."""
     encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
-    """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or
-    passages (ctx, ``Passage``, all with a title or all without), by the other library alone."""
+    """``encode(folder, side, items)`` returns vectors (N, D) float32 of questions (``side`` question, texts)
+    or passages (ctx, ``Passage``, all with a title or all without), by the other library alone."""
     usage: Callable[[BiEncoder], str]
     """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
     library: str
-    """The package that ``encode`` needs, as pip knows it."""
+    """Package that ``encode`` needs, by its name for pip."""
     bar: float = 1e-5
-    """The largest difference of a number of a vector, in units of the vectors' largest number if that is
-    above 1."""
+    """Largest difference of a number of a vector, in units of the vectors' largest number if that is above
+    1."""
 
 
 def format_of(name: str) -> Format:
-    """The format of a name, whose module is imported now."""
+    """Returns the format of a name; its module is imported only now."""
     module, _, attribute = MODEL_FORMATS[name].partition(":")
     form: Format = getattr(importlib.import_module(module), attribute)
     return form
@@ -222,16 +223,16 @@ def format_of(name: str) -> Format:
 def export_folder(
     model: BiEncoder, target: Path, name: str, *, source: str, metadata: CardMetadata | None = None
 ) -> None:
-    """Writes ``model`` to ``target`` in the format ``name``, adapters merged; nothing if it is there already,
-    made of the same model.
+    """Writes ``model`` to ``target`` in the format ``name``, with adapters merged. Does nothing if it is
+    there already, made of the same model.
 
     Args:
         source: the model's name in messages.
-        metadata: what the model card says besides what the model shows.
+        metadata: contents of the model card that the model does not show.
 
     Raises:
-        InputError: the format cannot say what the model does, the other library gives other vectors, or
-        ``target`` is something else.
+        InputError: the format cannot express the model, the other library gives other vectors, or ``target``
+        is something else.
         OutputError: it cannot be written.
     """
     form = format_of(name)
@@ -257,8 +258,8 @@ def export_folder(
 
 
 def write_once(target: Path, made_of: dict[str, Any], model: BiEncoder, fill: Callable[[Path], None]) -> None:
-    """Writes ``model`` to ``target`` by ``fill``, which is given the empty folder; nothing if it is there already,
-    made of the same.
+    """Writes ``model`` to ``target`` by ``fill``, which gets the empty folder. Does nothing if it is there
+    already, made of the same.
 
     Raises:
         InputError: ``target`` is something else.
@@ -274,8 +275,8 @@ def write_once(target: Path, made_of: dict[str, Any], model: BiEncoder, fill: Ca
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector, in the format's units, the number of texts, and the
-    version of the other library."""
+    """Largest difference of a number of a vector, in the format's units; the number of texts; and the version
+    of the other library."""
 
     largest: float
     texts: int
@@ -283,19 +284,18 @@ class Difference(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """What both libraries encode."""
+    """Texts that both libraries encode."""
 
     questions: list[str]
     passages: list[Passage]
 
 
 def edge_cases(tensorizer: Tensorizer) -> Texts:
-    """Texts on which two libraries usually differ: none, one word, longer than the window, with and without a
-    title, a title longer than the window, apostrophes, accents, other scripts, and words of the vocabulary of
-    very different number, so that batches are padded.
+    """Returns texts on which two libraries usually differ: none, one word, longer than the window, with and
+    without a title, a title longer than the window, apostrophes, accents, other scripts. Numbers of words
+    vary widely, so that batches are padded.
 
-    A tokenizer that adds no token to an empty text makes nothing of it; there libraries differ, and no empty
-    text is encoded.
+    If the tokenizer adds no token to an empty text, libraries differ on it, and no empty text is included.
     """
     rng = random.Random(0)
     special = set(tensorizer.tokenizer.all_special_ids)
@@ -318,8 +318,8 @@ def edge_cases(tensorizer: Tensorizer) -> Texts:
 
 
 def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference | None:
-    """Encodes the ``edge_cases`` with the other library and here. None, with a warning, where that library is not
-    installed.
+    """Encodes the ``edge_cases`` with the other library and here. Returns None, with a warning, if that
+    library is not installed.
 
     Raises:
         InputError: a vector differs by more than the format allows.
@@ -377,7 +377,7 @@ def refuse(
     expected: str | None = None,
     hint: str = "to=onnx can say more, and to=model writes it for this toolkit",
 ) -> None:
-    """Raises InputError that names the reasons which hold."""
+    """Raises InputError with the reasons that apply."""
     if reasons := [reason for reason, holds in problems.items() if holds]:
         raise InputError(
             f"cannot be said in this format: {', and '.join(reasons)}",
@@ -388,7 +388,7 @@ def refuse(
 
 
 def only_here(model: BiEncoder) -> dict[str, bool]:
-    """Ways to make vectors that no library but this one knows, and whether the model has them."""
+    """Returns the ways to make vectors that no other library knows, and whether the model has them."""
     settings = model.settings
     return {
         f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
@@ -397,8 +397,8 @@ def only_here(model: BiEncoder) -> dict[str, bool]:
 
 
 def weights_tokens(model: BiEncoder) -> bool:
-    """Whether weights of tokens, or their counts in a text, decide vectors in a way that the rows of a table
-    cannot say."""
+    """True if weights of tokens, or their counts in a text, affect vectors in a way that the rows of a table
+    cannot express."""
     pooling = model.ctx_model.pooling
     return isinstance(pooling, RootIdfPooling) or (
         isinstance(pooling, IdfPooling) and not is_static(model.ctx_model.backbone)
@@ -406,13 +406,13 @@ def weights_tokens(model: BiEncoder) -> bool:
 
 
 def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
-    """InputError where one tokenizer would have to change questions alone."""
+    """Raises InputError if one tokenizer would have to change questions alone."""
     if not model.settings.plain_apostrophes:
         return
     mark = TYPOGRAPHIC_APOSTROPHE
     if model.settings.shared:
         first, second = model.tensorizer.bare_tokens([f"don{mark}t {mark}", "don't '"])
-        # where this vocabulary takes both for the same, nothing is changed
+        # if this vocabulary does not distinguish the two, nothing is changed
         problem = "questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone"
         hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
         refuse({problem: first != second}, source, hint=hint)
@@ -423,18 +423,18 @@ def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
 
 
 class Side(NamedTuple):
-    """A tower as it is written: to which folder, and what its tokenizer does."""
+    """A tower in its written form: its folder, and the rules of its tokenizer."""
 
     folder: str
-    """Empty: the exported folder itself."""
+    """Name of the folder; empty for the exported folder itself."""
     tower: Encoder
     longest: int
-    """Tokens at which texts are cut."""
+    """Length in tokens at which texts are cut."""
     plain_apostrophes: bool
 
 
 def sides(model: BiEncoder, *, apart: bool = False) -> list[Side]:
-    """The towers; a shared one once, unless each side has to be a folder (``apart``)."""
+    """Returns the towers; a shared one once, unless each side needs its own folder (``apart``)."""
     settings = model.settings
     if settings.shared and not apart:
         return [Side("", model.question_model, settings.sequence_length, plain_apostrophes=False)]
@@ -447,9 +447,9 @@ def sides(model: BiEncoder, *, apart: bool = False) -> list[Side]:
 def write_tower(
     model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any
 ) -> Any:
-    """Writes config, weights and tokenizer of a side; returns the backbone that was written, by default the
-    side's as transformers knows it. A pooler, which some families have and no vector needs, is written as zeros:
-    without one, transformers would make a random one and warn of it."""
+    """Writes config, weights and tokenizer of a side. Returns the backbone that was written, by default the
+    side's as transformers knows it. A pooler, which some families have and no vector needs, is written as
+    zeros; without one, transformers would make a random one and warn of it."""
     from transformers import AutoModel
 
     backbone = backbone or standard_backbone(side.tower, max(side.longest, model.settings.sequence_length))
@@ -471,10 +471,10 @@ def write_tower(
 
 
 def standard_backbone(tower: Encoder, longest: int) -> Any:
-    """The backbone as a family that transformers knows.
+    """Returns the backbone as a family that transformers knows.
 
-    A static encoder becomes a GPT without layers, whose positions, ``longest`` of them, are zeros: its states
-    are the rows of its table. The weights of ``idf`` pooling become part of the rows.
+    A static encoder becomes a GPT without layers. Its positions, ``longest`` of them, are zeros, so its
+    states are the rows of its table. The weights of ``idf`` pooling become part of the rows.
     """
     from transformers import OpenAIGPTConfig, OpenAIGPTModel
 
@@ -497,14 +497,14 @@ def standard_backbone(tower: Encoder, longest: int) -> Any:
 
 
 def standard_pooling(model: BiEncoder) -> str:
-    """The pooling over the states of ``standard_backbone``; that of passages where questions go through a
-    table, which has a mean."""
+    """Returns the pooling over the states of ``standard_backbone``. If questions use a static embedding
+    table, which has a mean, it is the pooling of passages."""
     return "mean" if model.settings.pooling == "idf" else model.settings.pooling
 
 
 def static_rows(tower: Encoder) -> Tensor:
-    """The table (V, D) of a static encoder, whose mean over the tokens of a text is its vector before the
-    projection."""
+    """Returns the table (V, D) of a static encoder. The mean of its rows over the tokens of a text is the
+    text's vector before the projection."""
     rows: Tensor = tower.backbone.get_input_embeddings().weight.detach().cpu().float()
     if isinstance(tower.pooling, IdfPooling):
         rows = rows * tower.pooling.token_weights.detach().cpu()[:, None]
@@ -516,9 +516,9 @@ def write_tokenizer(
 ) -> None:
     """Writes tokenizer.json and tokenizer_config.json of a side; ``config`` adds to the latter.
 
-    The class is the general one, which takes tokenizer.json as it is: that of a family rebuilds parts of it.
-    Token types are left out. ``truncated`` also writes the length into tokenizer.json, for libraries that
-    read nothing else.
+    The tokenizer class is the general one, which takes tokenizer.json as it is; the class of a family
+    rebuilds parts of it. Token types are left out. ``truncated`` also writes the length into tokenizer.json,
+    for libraries that read nothing else.
     """
     tokenizer = tensorizer.tokenizer
     folder = target / side.folder
@@ -559,8 +559,8 @@ def write_tokenizer(
 
 
 def merged(model: BiEncoder) -> BiEncoder:
-    """The model with each tower's adapter added to the weights of a backbone of its own; itself where it has
-    no adapters.
+    """Returns the model with each tower's adapter added to the weights of a backbone of its own; a model
+    without adapters is returned as it is.
 
     Weights are added in fp32 or more, and stay so: in bf16 the sum would lose much of an adapter.
     """
@@ -587,11 +587,11 @@ def merged(model: BiEncoder) -> BiEncoder:
 
 def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> None:
     """Writes ``adapter_question`` and ``adapter_ctx`` (``adapter`` of a shared tower) into a new folder, each
-    as peft writes one; nothing if they are there already, made of the same model.
+    in the form of peft. Does nothing if they are there already, made of the same model.
 
     Raises:
-        InputError: the model has no adapters, or other trained weights that peft's format has no place for;
-        or ``folder`` is something else.
+        InputError: the model has no adapters, or has other trained weights that peft's format cannot hold; or
+        ``folder`` is something else.
     """
     if model.base is None:
         raise InputError("has no adapters", file=source, hint="to=model writes the whole model")

@@ -1,11 +1,11 @@
-"""A model as a folder that onnxruntime and tokenizers serve, without torch: a graph and a tokenizer for each
-side.
+"""ONNX: a model as a folder that onnxruntime and tokenizers serve, without torch. It has a graph and a
+tokenizer for each side.
 
 onnx/question_encoder.onnx   input_ids, attention_mask (batch, length) -> sentence_embedding (batch, D);
 onnx/ctx_encoder.onnx        onnx/encoder.onnx if shared
 question_tokenizer.json      with the length that it cuts to
 ctx_tokenizer.json
-serving.json                 which file is which side's, and what is put around texts
+serving.json                 the files of each side, and the text put around its texts
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SIDES = ("question", "ctx")
 _INPUTS = ("input_ids", "attention_mask")
 _OUTPUT = "sentence_embedding"
 _LARGEST_FILE = 1 << 30
-"""Weights beyond this lie in a file beside the graph, since a file of the format holds 2 GiB at most."""
+"""Bytes of weights above which they go into a file beside the graph: a file of the format holds 2 GiB at
+most."""
 _TEXTS_PER_CALL = 32
 
 
@@ -73,7 +74,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         plain.enable_truncation(lengths[side], strategy="longest_first", direction=direction)
         plain.save(str(folder / f"{side}_tokenizer.json"))
         serving[side] = {"graph": graph, "tokenizer": f"{side}_tokenizer.json"}
-    # what is put around the texts of a side
+    # the text put around the texts of a side
     replaced = {TYPOGRAPHIC_APOSTROPHE: "'"} if text.plain_apostrophes else {}
     serving["question"] |= {"prompt": text.query_prompt, "prompts": dict(text.prompts), "replace": replaced}
     serving["ctx"] |= {"prompt": text.passage_prompt, "title_template": text.title_template}
@@ -94,8 +95,8 @@ class _PaddedTower(nn.Module):
 
 
 def write_graph(tower: Encoder, file: Path, *, source: str) -> None:
-    """Writes ``tower`` in fp32: ``input_ids`` and ``attention_mask`` (batch, length) int64 in,
-    ``sentence_embedding`` (batch, D) out.
+    """Writes ``tower`` in fp32, with the inputs ``input_ids`` and ``attention_mask`` (batch, length) int64
+    and the output ``sentence_embedding`` (batch, D).
 
     Pooling, projection, cut and normalisation are part of the graph, as is the token that the original DPR
     puts at the end of its window.
@@ -139,7 +140,7 @@ def write_graph(tower: Encoder, file: Path, *, source: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the notes of exporters on their own progress."""
+    """Silences the notes of exporters on their own progress inside the block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -151,8 +152,8 @@ def _quiet() -> Iterator[None]:
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
-    """Vectors (N, D) float32 of questions (texts) or passages, by onnxruntime and tokenizers and what the
-    folder says alone.
+    """Returns vectors (N, D) float32 of questions (texts) or passages, by onnxruntime and tokenizers and the
+    contents of the folder alone.
 
     Raises:
         ConfigError: these packages are not installed.
@@ -199,7 +200,7 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
 
 
 def usage(model: BiEncoder) -> str:
-    """How it is loaded."""
+    """Returns lines of Python that load the folder."""
     text = model.tensorizer.text
     graphs = [f"PATH/{_graph(model, side)}" for side in SIDES]
     if text.title_template:

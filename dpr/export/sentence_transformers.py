@@ -1,10 +1,9 @@
-"""A model as a folder of sentence-transformers, with one copy of the weights, which plain transformers loads
-too.
+"""Export to sentence-transformers: a folder with one copy of the weights, which plain transformers loads too.
 
-A shared tower is the library's plain layout, two towers are one Router with a route for queries and one for
-documents. Titles are the first text of a pair, ``(title, text)``; where the model joins title and text by a
-template, what is encoded is the joined text. Modules have the names that the library gives them
-(``1_Pooling``), by which programs that serve such folders find them.
+A shared tower has the library's plain layout. Two towers are one Router with a route for queries and one for
+documents. A title is the first text of a pair, ``(title, text)``; if the model joins title and text by a
+template, the joined text is encoded. Modules have the names that the library gives them (``1_Pooling``), by
+which programs that serve such folders find them.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ from dpr.models.trials import is_static
 from dpr.storage.durable import durable_file
 
 ROOT_MODULE = "root_static_embedding"
-"""Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
+"""Module for ``idf_sqrt``: name of the file in the folder, which is a copy of the module here."""
 _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
 
 
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Fills ``folder``.
+    """Writes the model into ``folder``.
 
     Raises:
-        InputError: what decides its vectors cannot be said there.
+        InputError: the library cannot express something that determines its vectors.
     """
     refuse_one_sided_apostrophes(model, source)
     settings = model.settings
@@ -101,7 +100,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
 
 
 def needs_own_code(model: BiEncoder) -> bool:
-    """Whether the library has no module for it, so that the folder holds one."""
+    """True if the library has no module for it, so that the folder contains one."""
     return isinstance(model.ctx_model.pooling, RootIdfPooling)
 
 
@@ -110,8 +109,8 @@ def _has_two_lengths(model: BiEncoder) -> bool:
 
 
 def _truncates(model: BiEncoder) -> bool:
-    """Whether the library cuts vectors, which it does after all modules. Before scaling, and behind a
-    projection, a layer does."""
+    """True if the library cuts vectors, which it does after all modules. Before scaling, and after a
+    projection, a layer cuts them."""
     return (
         bool(model.settings.dimensions)
         and not model.settings.normalize
@@ -120,16 +119,16 @@ def _truncates(model: BiEncoder) -> bool:
 
 
 def _is_bag(model: BiEncoder) -> bool:
-    """Whether it can be a ``StaticEmbedding``, the mean over the words of one text without special tokens, or
-    our own kind of one."""
+    """True if it can be a ``StaticEmbedding``, the mean over the words of one text without special tokens, or
+    the toolkit's own kind of one."""
     adds_nothing = model.tensorizer.tokenizer.num_special_tokens_to_add(pair=False) == 0
     is_mean = adds_nothing and standard_pooling(model) == "mean"
     return is_static(model.ctx_model.backbone) and (is_mean or needs_own_code(model))
 
 
 def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
-    """Writes the modules of a tower; returns their types by the names of their folders, in order. Routes
-    share what has no weights."""
+    """Writes the modules of a tower. Returns their types by the names of their folders, in order. Routes
+    share modules without weights."""
     tower = side.tower
     settings = model.settings
     prefix = f"{side.folder}_" if side.folder else ""
@@ -147,8 +146,8 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = type_of(POOLING)
         pooled_by = "mean" if is_table else standard_pooling(model)
         write_module(folder / name, pooling_settings(pooled_by, backbone.config.hidden_size), {})
-    # The linear layer behind the pooling, with the rows of the dimensions that are kept: the projection, or what
-    # cuts before scaling.
+    # The linear layer after the pooling, with the rows of the dimensions that are kept: the projection, or a
+    # layer that cuts before scaling.
     dense: tuple[torch.Tensor, torch.Tensor | None, str] | None = None
     if (layer := tower.encode_proj) is not None:
         weight = layer.weight[: tower.dimension].detach().float()
@@ -165,10 +164,10 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
 
 
 def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:
-    """The model as a ``SentenceTransformer`` in memory, with weights of its own.
+    """Returns the model as a ``SentenceTransformer`` in memory, with weights of its own.
 
     Raises:
-        InputError: it cannot be one.
+        InputError: the library cannot express it.
         ConfigError: sentence-transformers is not installed.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -177,8 +176,8 @@ def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> A
 
 
 def _loaded(folder: Path) -> Any:
-    """What ``write`` wrote. The library runs the folder's code if that is, byte for byte, this toolkit's
-    own."""
+    """Opens a folder that ``write`` wrote. The library may run the folder's code if that is, byte for byte,
+    this toolkit's own."""
     library = require(
         "sentence_transformers", extra="sentence-transformers", purpose="encoding with sentence-transformers"
     )
@@ -194,7 +193,7 @@ def _loaded(folder: Path) -> Any:
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
-    """Vectors by the library alone; passages as its users give them."""
+    """Returns vectors by the library alone; passages are given as its users give them."""
     model = _loaded(folder)
     if side == "question":
         encoder = model.encode_query
@@ -208,7 +207,7 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
 
 
 def usage(model: BiEncoder) -> str:
-    """How it is loaded."""
+    """Returns lines of Python that load the folder."""
     template = model.settings.title_template
     pair = repr(template.format(title="A title", text="A text.")) if template else '("A title", "A text.")'
     trusted = (

@@ -17,7 +17,7 @@ MODEL_FORMATS = {
     "hf-dpr": "dpr.export.dpr_formats:FORMAT",
     "onnx": "dpr.export.onnx:FORMAT",
 }
-"""Folders that other libraries load: name -> the ``Format`` that writes it."""
+"""Modules that write folders for other libraries, by format; each has a ``Format``."""
 STORES = ("lancedb", "pgvector")
 _KINDS = ("text", "int", "float", "bool")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -26,33 +26,33 @@ _OWN_COLUMNS = ("id", "vector", "title", "text")
 
 @dataclass
 class StoreSettings(CorpusCatalogue):
-    """What goes into a vector store."""
+    """Contents of a vector store."""
 
     vectors: Any = setting(None, also=("encoded_ctx_files",), path="input")
-    """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*. For
-    to=vectors the original's embedding files; that ``model_file`` made them is your word."""
+    """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*.
+    For to=vectors: the original's embedding files; nothing checks that ``model_file`` made them."""
     ctx_datasets: Any = setting(None, also=("corpus",), path="input")
-    """For a vector store: the passages that were embedded, whose titles and texts it gets too: names of
+    """For a vector store: the passages that were embedded, whose titles and texts are stored too: names of
     ``ctx_sources`` or paths. Absent = ids and vectors alone."""
     metadata: Any = None
     """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or
     name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
     table: str = "passages"
-    """For a vector store: the table to fill."""
+    """For a vector store: table to fill."""
 
     def vector_patterns(self) -> list[str]:
-        """``vectors`` as a list."""
+        """Returns ``vectors`` as a list."""
         return list(map(str, listed(self.vectors)))
 
     def passage_names(self) -> list[str]:
-        """``ctx_datasets`` as a list."""
+        """Returns ``ctx_datasets`` as a list."""
         return list(map(str, listed(self.ctx_datasets)))
 
     def metadata_kinds(self) -> dict[str, str]:
-        """Kinds of the metadata columns by name.
+        """Returns the kinds of the metadata columns by name.
 
         Raises:
-            ConfigError: a kind or a name cannot be one.
+            ConfigError: a kind or a name is not allowed.
         """
         kinds: dict[str, str] = {}
         for item in map(str, listed(self.metadata)):
@@ -100,8 +100,8 @@ class ExportConfig(StoreSettings, VectorModelSettings):
     which ``_<n>`` is added; for pgvector the address of the database, e.g.
     postgresql://user@host/database."""
     allow_other_vectors: bool = False
-    """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at
-    the end of the window."""
+    """Write a model even if it gives other vectors there, because it was trained without the original's [SEP]
+    at the end of the window."""
 
     def unused(self) -> Iterator[str]:
         if self.to in STORES:
@@ -127,8 +127,8 @@ class ExportConfig(StoreSettings, VectorModelSettings):
 
 @dataclass
 class MergeConfig(DeviceSettings):
-    """Writes a model whose weights lie between those of a tuned model and of the base that it was tuned from,
-    or are the mean of several. Dev questions choose, by a search of their corpus with each candidate."""
+    """Averages the weights of a tuned model with those of its base model, or of several models. Candidates
+    are compared by a search with dev questions in their corpus."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr merge base=models/base tuned=runs/first out=models/merged set=data/dev
@@ -136,22 +136,23 @@ dpr merge base=models/base tuned=runs/first out=models/merged weights=0.5
 dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step1000 out=models/merged
 """
     base: str | None = setting(None, path="input")
-    """The model that was tuned: a folder or file as for model_file of other commands. Absent = the mean of
-    the tuned ones alone."""
+    """Base model of the tuning: a folder or file as for model_file of other commands. Absent = the mean of
+    the tuned models alone."""
     tuned: list[str] = setting(list, takes_words=True, path="input")
-    """The tuned model, or several, whose mean is taken."""
+    """Tuned model, or several models to average."""
     out: str | None = setting(None, path="output")
-    """Model folder to write, which every command takes as model_file. merge.json in it says what it is made
-    of, and how good each candidate was."""
+    """Model folder to write, which every command takes as model_file. merge.json in it states its sources,
+    and the metric of each candidate."""
     weights: list[float] = setting(lambda: [step / 10 for step in range(11)], least=0, most=1)
-    """Shares of the tuned model that are tried: 0 = the base, 1 = the tuned model."""
+    """Shares of the tuned model to try: 0 = the base, 1 = the tuned model."""
     set: str | None = setting(None, path="input")
-    """Dev data to choose by, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML that
-    lists them, or a file of training data. Of several sets, the mean decides."""
+    """Dev data for the comparison, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML
+    that lists them, or a file of training data. Several sets are averaged."""
     split: str = "dev"
-    """Which qrels/<split>.tsv of a folder."""
+    """Name of qrels/<split>.tsv in a folder."""
     metric: str = "ndcg@10"
-    """What decides: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr evaluate."""
+    """Metric of the comparison: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr
+    evaluate."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def unused(self) -> Iterator[str]:

@@ -1,10 +1,12 @@
-"""Vectors joined with the passages they were made from, as a stream of batches of which neither is ever held whole,
-and two stores that are filled with them.
+"""Vectors joined with the passages they were made from, as a stream of batches, and two stores that are
+filled with them. Neither vectors nor passages are ever held whole.
 
-Vectors stand in their shards in the order of the corpus, so one pass over the corpus finds the passage of each.
+Vectors stand in their shards in the order of the corpus, so one pass over the corpus finds the passage of
+each.
 
-LanceDB: a table whose first version has all rows. PostgreSQL with pgvector: one transaction, in which the table
-``dpr_loads`` gets a row that says what the table is made of. A load that is killed leaves nothing in either.
+In LanceDB, the first version of the table has all rows. In PostgreSQL with pgvector, everything is one
+transaction, in which the table ``dpr_loads`` gets a row that states what the table is made of. A load that is
+killed leaves nothing in either.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class RowBatch:
 
 @dataclass(frozen=True)
 class VectorRows:
-    """All rows of some shards. Without ``sources`` they have an id and a vector alone.
+    """All rows of some shards. Without ``sources``, rows have only an id and a vector.
 
     ``metadata`` are fields of the corpus, name -> kind (``dpr/formats/corpora.py``).
     """
@@ -66,16 +68,17 @@ class VectorRows:
 
     @property
     def is_half(self) -> bool:
-        """Whether vectors are float16; otherwise they are float32, codes decoded."""
+        """True if vectors are float16; otherwise they are float32, with codes decoded."""
         return all(shard.dtype == "float16" for shard in self.shards)
 
     @property
     def columns(self) -> dict[str, str]:
-        """Kinds of the columns beside id and vector, by name."""
+        """Returns the kinds of the columns beside id and vector, by name."""
         return {"title": "text", "text": "text", **self.metadata} if self.sources else {}
 
     def made_of(self) -> dict[str, Any]:
-        """What decides the rows; reads every corpus, or finds its hash in the cache."""
+        """Returns hashes of everything that determines the rows. Reads every corpus, or finds its hash in the
+        cache."""
         vectors = "\n".join(describe_file(shard.path / MANIFEST)["sha256"] for shard in self.shards)
         corpus = json.dumps([source.identity() for source in self.sources], sort_keys=True)
         return {
@@ -86,7 +89,8 @@ class VectorRows:
         }
 
     def provenance(self) -> dict[str, Any]:
-        """What a store should say of its vectors: the model that made them, and how they are compared."""
+        """Returns what a store should state about its vectors: the model that made them, and how they are
+        compared."""
         first = self.shards[0].metadata
         return {
             "dimension": self.dimension,
@@ -95,7 +99,7 @@ class VectorRows:
         }
 
     def require_all(self, count: int, name: str) -> None:
-        """Raises InputError unless a table has so many rows as there are vectors."""
+        """Raises InputError unless a table has as many rows as there are vectors."""
         if count != self.num_rows:
             raise InputError(
                 f"holds {count} rows",
@@ -105,7 +109,7 @@ class VectorRows:
             )
 
     def batches(self) -> Iterator[RowBatch]:
-        """All rows.
+        """Yields all rows.
 
         Raises:
             InputError: a passage of the vectors is not in the corpus, or they are in another order.
@@ -136,7 +140,7 @@ class VectorRows:
             yield from zip(source.read(), values)  # both have one item a passage
 
     def _match(self, key: str, passages: Iterator[_Found], shard: VectorShard) -> _Found:
-        """The next passage with the id of a vector, prefixed or not."""
+        """Returns the next passage with the id of a vector, prefixed or not."""
         wanted = {key, *(source.id_prefix + key for source in self.sources)}
         for item in passages:
             if item[0].id in wanted:
@@ -154,11 +158,11 @@ _TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool":
 
 
 def load_lance(rows: VectorRows, address: str, table: str) -> bool:
-    """Writes all rows as ``table`` in the folder (or object store) ``address``; returns False where they are
+    """Writes all rows as ``table`` in the folder (or object store) ``address``. Returns False if they are
     there already.
 
     Raises:
-        InputError: the table is made of something else, or holds other rows.
+        InputError: the table is made of something else, or contains other rows.
         OutputError: LanceDB cannot write it.
         CheckpointError: another process is writing there.
         ConfigError: lancedb is not installed.
@@ -193,7 +197,7 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
 
 
 def _create(database: Any, rows: VectorRows, table: str, made_of: str) -> Any:
-    """The table with all rows, or none."""
+    """Creates the table with all rows, or none."""
     note = {_MADE_OF: made_of} | {f"dpr.{key}": str(value) for key, value in rows.provenance().items()}
     vector = pa.list_(pa.float16() if rows.is_half else pa.float32(), rows.dimension)
     fields = [pa.field("id", pa.string(), nullable=False), pa.field("vector", vector, nullable=False)]
@@ -225,21 +229,21 @@ _LOADS = 'CREATE TABLE IF NOT EXISTS dpr_loads ("table" text PRIMARY KEY, made_o
 
 
 def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
-    """Copies all rows into ``table`` of the database ``address`` (libpq's form); returns False where they are
+    """Copies all rows into ``table`` of the database ``address`` (libpq's form). Returns False if they are
     there already. Waits for another process that is loading this table.
 
-    Names of the table and of columns are those that ``StoreSettings`` allows, letters, digits and _, so that they
+    Names of the table and of columns are limited by ``StoreSettings`` to letters, digits and _, so that they
     can stand in a statement.
 
     Raises:
-        InputError: the table is made of something else, or holds other rows.
-        OutputError: the server cannot be reached or refuses, as it does vectors that are too long for it.
-        ConfigError: ``address`` is none; psycopg or pgvector is not installed.
+        InputError: the table is made of something else, or contains other rows.
+        OutputError: the server cannot be reached, or refuses, for example vectors that are too long for it.
+        ConfigError: ``address`` is no address of a database; or psycopg or pgvector is not installed.
     """
     psycopg = require("psycopg", extra="stores", purpose="to=pgvector")
     pgvector = require("pgvector.psycopg", extra="stores", purpose="to=pgvector")
     half_vector = require("pgvector", extra="stores", purpose="to=pgvector").HalfVector
-    # The address is shown without its password; what cannot be read is not shown, as it may hold one.
+    # The address is shown without its password. An unreadable address is not shown, as it may contain one.
     try:
         parts = psycopg.conninfo.conninfo_to_dict(address)
     except psycopg.Error:

@@ -169,8 +169,7 @@ class ExactIndex(Index):
         sources: Vector shards, all of one dimension. Ids must be unique, and vectors must not change while
             the index is used, because the first search measures the lengths of a block for all later ones.
         device: Where the matrix products run; the result does not depend on it.
-        block_rows: Passages that are compared at a time, with 512 queries; this takes block_rows * (4 * D + 5
-            * 512) bytes.
+        block_rows: Passages compared with 512 queries at a time, in block_rows * (4 * D + 5 * 512) bytes.
     """
 
     is_saved = False  # it is the vectors themselves

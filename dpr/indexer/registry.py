@@ -81,12 +81,10 @@ class Index(ABC):
     Subclass it and name the class as ``indexer.kind=module:Class``. An implementation promises:
 
     * A result depends on the corpus, the settings and the questions, but not on the order or the number of
-    the
-      questions.
+      the questions.
     * ``save`` writes everything that ``open`` needs into an empty folder. The opened index finds the same
-    passages
-      as the saved one, is not changed by searching, and may be open in several processes. Manifest, checksums
-      and the comparison of settings are not its task.
+      passages as the saved one, is not changed by searching, and may be open in several processes. Manifest,
+      checksums and the comparison of settings are not its task.
     * A saved index of other settings is refused. Fields of ``Settings`` made with
       ``dpr.core.settings.setting(..., on_resume="no effect")`` are not compared.
     """

@@ -1,1 +1,2 @@
-"""Bridges to libraries that call us: each module is one library, imported through dpr.core.machine."""
+"""Bridges to libraries that call the toolkit: each module is one library, imported through
+dpr.core.machine."""

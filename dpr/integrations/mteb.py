@@ -18,15 +18,15 @@ _PURPOSE = "evaluation with mteb"
 
 
 class MtebModel:
-    """What ``mteb.evaluate`` takes: an encoder for all of its tasks.
+    """Encoder for all tasks of ``mteb.evaluate``.
 
     Titles and bodies of passages are encoded as the model was trained, not joined by a space, and with the
     model's own prompts.
 
     Args:
-        name: ``organisation/model``, as results are filed.
-        instruction: put before questions with a task's own instruction in it, such as ``"Instruct:
-            {instruction}\\nQuery: "``, for a model without prompts of its own; by default mteb's instructions
+        name: ``organisation/model``, under which results are filed.
+        instruction: text before questions that contains a task's own instruction, such as ``"Instruct:
+            {instruction}\\nQuery: "``, for a model without prompts of its own. By default mteb's instructions
             are not used.
     """
 
@@ -38,7 +38,7 @@ class MtebModel:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """Name, fingerprint and similarity, as mteb files them."""
+        """Returns name, fingerprint and similarity, as mteb files them."""
         meta = require("mteb.models.model_meta", extra="mteb", purpose=_PURPOSE)
         metadata = {
             "name": self.name,
@@ -55,7 +55,8 @@ class MtebModel:
         prompt_type: Any = None,
         **options: Any,
     ) -> np.ndarray:
-        """Vectors (N, D) float32 of the batches: of questions where mteb says so, else of passages."""
+        """Returns vectors (N, D) float32 of the batches, of questions if ``prompt_type`` says so, else of
+        passages."""
         prompt = task_metadata.prompt if self.instruction else None
         stated = prompt.get("query") if isinstance(prompt, Mapping) else prompt
         prefix = self.instruction.format(instruction=stated) if stated else None
@@ -66,7 +67,7 @@ class MtebModel:
                 vectors = self.model.encode_batch(TokenBatch.from_lists(tokens), encoder_type="question")
                 parts.append(vectors.float().cpu().numpy())
                 continue
-            # ``text`` is title and body joined, where these stand beside it.
+            # ``text`` is title and body joined, if these stand beside it.
             bodies = batch.get("body", batch["text"])
             titles = batch["title"] if "body" in batch and "title" in batch else [""] * len(bodies)
             pairs = zip(bodies, titles, strict=True)
@@ -76,9 +77,9 @@ class MtebModel:
         return np.concatenate(parts)
 
     def similarity(self, first: Any, second: Any) -> Tensor:
-        """Scores (N, M) of vectors (N, D) and (M, D)."""
+        """Returns scores (N, M) of vectors (N, D) and (M, D)."""
         return torch.atleast_2d(torch.as_tensor(first)) @ torch.atleast_2d(torch.as_tensor(second)).T
 
     def similarity_pairwise(self, first: Any, second: Any) -> Tensor:
-        """Scores (N,) of vectors (N, D) side by side."""
+        """Returns scores (N,) of vectors (N, D) side by side."""
         return (torch.as_tensor(first) * torch.as_tensor(second)).sum(dim=-1)

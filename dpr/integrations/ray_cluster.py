@@ -1,8 +1,8 @@
-"""Work on the machines of a Ray cluster: a task is one call of a function there, and is done again elsewhere
+"""Work on the machines of a Ray cluster. A task is one call of a function there, and is done again elsewhere
 if its worker is lost.
 
-Corpora and models are read from files that all machines share, and what a task makes is written there. So a
-result does not depend on who made it.
+Tasks read corpora and models from files that all machines share, and write their results there. So a result
+does not depend on the machine that made it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEPT = "rerun the same command, which keeps what is finished"
 
 
 class _Work(NamedTuple):
-    """A function, and what a worker must have in common with the process that gives it work."""
+    """A function, and what a worker must have in common with the process that sends the work."""
 
     function: Callable[[Any], Any]
     folder: str
@@ -65,15 +65,15 @@ def share_out(
     Args:
         function: defined at the top of a module, so that workers find it by its name.
         what: the name of the work, for Ray's messages.
-        folder: where the tasks write; every worker looks whether it is the same one for it.
-        device: the setting: workers get no GPU where it is cpu.
+        folder: folder that the tasks write to; every worker checks that it sees the same one.
+        device: the setting. With cpu, workers get no GPU.
 
     Raises:
         ConfigError: Ray is not installed or there is no such cluster, a device with a number, workers with
-        other versions, torchrun.
+        other versions, or torchrun.
         OutputError: nothing can be written to ``folder``.
-        StopRequested: SIGTERM; what was started here has ended.
-        DprError: what a task raised; the others are given up.
+        StopRequested: SIGTERM was received; everything started here has ended.
+        DprError: a task raised it; the other tasks are given up.
         LostRankError: the workers of one task were lost again and again.
     """
     if launched("WORLD_SIZE") > 1:
@@ -87,7 +87,7 @@ def share_out(
     if not tasks:
         return
     with _marked(folder) as mark, _connected(settings) as ray:
-        # GPUs of a worker: one where a machine of the cluster has any.
+        # GPUs of a worker: one if a machine of the cluster has any.
         gpus = 0
         if device != "cpu":
             gpus = int(any(node["Alive"] and node["Resources"].get("GPU", 0) for node in ray.nodes()))
@@ -127,7 +127,7 @@ def _do(work: _Work, task: Any) -> Any:
 
     Raises:
         ConfigError: other versions are installed here.
-        InputError: the working directory or the output's folder is not there, or another one has its name.
+        InputError: the working directory or the output's folder is missing, or another folder has its name.
     """
     if not work.has_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is
@@ -161,7 +161,7 @@ def _versions() -> str:
 
 @contextmanager
 def _marked(folder: Path) -> Iterator[Path]:
-    """A file in a folder for as long as the block lasts, by which others recognise the folder."""
+    """Keeps a file in a folder for as long as the block lasts, by which others recognise the folder."""
     mark = temporary_beside(folder.absolute() / "cluster")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,8 +175,8 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
-    """A block in which this process is the driver of a cluster, which ends with the block if it was started
-    here."""
+    """Makes this process the driver of a cluster inside the block. A cluster that was started here ends with
+    the block."""
     # read when it is imported, and by what it starts: it would send statistics
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # likewise: it would look 20 times, 40 s each, for a cluster that has gone

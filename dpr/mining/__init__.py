@@ -1,1 +1,1 @@
-"""Hard negatives: passages that a retriever takes for the answer and that are not."""
+"""Hard negatives: passages that a retriever mistakes for the answer."""

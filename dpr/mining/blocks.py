@@ -1,8 +1,8 @@
-"""Work on a training set block by block, so that a killed run can be resumed: what mining, scoring and the
-search for wrong labels share.
+"""Work on a training set block by block, so that a killed run can be resumed. Mining, scoring and the search
+for wrong labels share it.
 
-1. A work folder beside the output, tied to these data and settings, holds what the search needs and one file
-   per finished block.
+1. A work folder beside the output belongs to these data and settings. It holds the files that the search
+   needs and one file per finished block.
 2. Each block of questions is searched and written; several processes may work on blocks in parallel.
 3. The blocks are joined into the output, the audit is written beside it, and the work folder is removed.
 """
@@ -45,11 +45,11 @@ _VERSION = 6
 
 @dataclass
 class BlockJob(ABC):
-    """Something done to every question of a training set; ``run_job`` does it. A copy is sent to each process.
+    """A task for every question of a training set, which ``run_job`` does. Each process gets a copy.
 
     Args:
         corpus_file: passages to search; None = those of the training set.
-        scorer: has all cores.
+        scorer: cross-encoder, which uses all cores in one process.
     """
 
     train: TrainingSet
@@ -59,7 +59,7 @@ class BlockJob(ABC):
     scorer: CrossEncoder | None = None
 
     name: ClassVar[str]
-    """Of the work folder, and of the progress."""
+    """Name of the job in the work folder and in progress lines."""
 
     def __post_init__(self) -> None:
         self.work = self.out.with_name(f"{self.out.name}.{self.name}")
@@ -79,7 +79,7 @@ class BlockJob(ABC):
         return self._corpus
 
     def made_of(self) -> dict[str, Any]:
-        """What decides the work folder's contents."""
+        """Returns everything that determines the contents of the work folder."""
         return {
             "version": _VERSION,
             "train": self.train.fingerprint,
@@ -89,29 +89,30 @@ class BlockJob(ABC):
 
     @abstractmethod
     def chosen(self) -> dict[str, Any]:
-        """What else decides the output."""
+        """Returns everything else that determines the output."""
 
     def prepare(self) -> None:
-        """Writes what the search needs."""
+        """Writes the files that the search needs."""
         for search in self.searches:
             search.prepare(self.corpus)
 
     @abstractmethod
     def do_block(self, rows: range) -> tuple[list[Record], Record]:
-        """The records of a block of questions, and its audit for ``combined``."""
+        """Returns the records of a block of questions, and its audit for ``combined``."""
 
     def joined(self, parts: Iterable[Path]) -> Iterator[str]:
-        """The text of the output, from files of records: by default all of them in order."""
+        """Yields the text of the output from files of records, by default all records in order."""
         return (part.read_text(encoding="utf-8") for part in parts)
 
 
 def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> dict[str, Any]:
-    """Does what is left of a job and returns its audit, which is written to ``<out>.audit.json`` too. The result
-    does not depend on ``processes`` or on interruptions. If ``out`` is already the finished result of the same
-    data and settings, nothing is done.
+    """Does the rest of a job and returns its audit, which is also written to ``<out>.audit.json``. The result
+    does not depend on ``processes`` or on interruptions. If ``out`` is already the finished result of the
+    same data and settings, nothing is done.
 
     Raises:
-        InputError: ``out`` exists, is something else, and ``overwrite`` is false; the corpus cannot be read.
+        InputError: ``out`` exists, is something else, and ``overwrite`` is false; or the corpus cannot be
+        read.
         LostRankError: one of the ``processes`` was killed.
         CheckpointError: another run is writing ``out``.
     """
@@ -150,7 +151,7 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
 
 
 def _names(rows: range) -> tuple[str, str]:
-    """Files of a block's records and audit."""
+    """Returns the file names of a block's records and audit."""
     place = f"{rows.start:09d}-{rows.stop:09d}"
     return f"part-{place}.jsonl", f"audit-{place}.json"
 
@@ -193,7 +194,7 @@ def _write(job: BlockJob, steps: Steps, rows: range) -> None:
 
 
 _sent: list[tuple[BlockJob, Steps]] = []
-"""What a process works on."""
+"""Job of this process, with its steps."""
 
 
 def _start(job: BlockJob, steps: Steps) -> None:
@@ -202,7 +203,7 @@ def _start(job: BlockJob, steps: Steps) -> None:
             parent.join()
             os._exit(1)
 
-    # Without it, a worker whose parent was killed waits for work forever.
+    # Without this thread, a worker whose parent was killed waits for work forever.
     threading.Thread(target=end_with_parent, daemon=True).start()
     _sent.append((job, steps))
 
@@ -212,8 +213,8 @@ def _write_there(rows: range) -> None:
 
 
 def combined(blocks: Iterable[Record]) -> dict[str, Any]:
-    """The audit of all blocks: ``counts`` added, of ``values`` the quantiles, and where there are examples five
-    from all over the data."""
+    """Returns the audit of all blocks: the sums of ``counts``, the quantiles of ``values`` and, if there are
+    examples, five from all over the data."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     values: defaultdict[str, list[np.ndarray]] = defaultdict(list)
     examples: list[Any] = []
@@ -234,7 +235,7 @@ def combined(blocks: Iterable[Record]) -> dict[str, Any]:
 
 
 def quantile_lines(audit: dict[str, Any], labels: dict[str, str]) -> Iterator[str]:
-    """The quantiles as a table for people; ``labels`` by the name of the values."""
+    """Yields the quantiles as a table for people; ``labels`` go by the name of the values."""
     yield f"  quantiles of {'':<16} " + " ".join(f"{quantile:>8.0%}" for quantile in QUANTILES)
     for name, label in labels.items():
         if listed := audit[f"{name}_quantiles"]:

@@ -1,6 +1,6 @@
-"""``dpr mine``: from what a retriever found for a question to its negatives, by filters, each with its name for
-the audit: how much was left out and why, how negatives compare with positives, five examples. ``dpr score``: a
-teacher's score for every passage."""
+"""``dpr mine``: filters between the passages that a retriever found for a question and its negatives. The
+audit names each filter: how much was left out and why, how negatives compare with positives, five examples.
+``dpr score``: a teacher's score for every passage."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ class Candidate:
     score: float
     rank: int
     log_odds: float | None = None
-    """What the cross-encoder finds."""
+    """Log-odds by the cross-encoder."""
 
     @property
     def cross_encoder_score(self) -> float | None:
-        """The cross-encoder's probability that it is relevant."""
+        """Returns the cross-encoder's probability that it is relevant."""
         return None if self.log_odds is None else 0.5 + 0.5 * math.tanh(self.log_odds / 2)
 
 
 @dataclass(slots=True)
 class Mined:
-    """What came of one question: the negatives, how many candidates were examined, and how many each filter
-    left out."""
+    """Result for one question: the negatives, the number of candidates examined, and the number that each
+    filter left out."""
 
     negatives: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
     above_positive: int = 0
-    """Candidates, known positives apart, that score above the positive."""
+    """Number of candidates that score above the positive, without known positives."""
 
 
 def choose_negatives(
@@ -86,14 +86,14 @@ def choose_negatives(
     """Applies rank window and filters in this order: known positives, no text, score, near-duplicates of
     positives, answers, repeats.
 
-    A candidate is examined only while negatives are missing, its text only when its id passes.
+    A candidate is examined only while negatives are missing, its text only if its id passes.
 
     Args:
-        hits: what the retriever gives, best first.
-        passage_of: the passage with an id.
+        hits: the retriever's result, best first.
+        passage_of: returns the passage with an id.
         positives: all passages known to answer the question, by any row.
-        existing: negatives that are kept anyway.
-        most: negatives to choose.
+        existing: negatives that are kept in any case.
+        most: number of negatives to choose.
     """
     highest = settings.highest_score(positive_score)
     known_ids = {passage.id for passage in positives if passage.id is not None}
@@ -140,15 +140,15 @@ def choose_negatives(
 def _resembles(words: frozenset[str], others: Sequence[frozenset[str]]) -> bool:
     for other in others:
         smaller, larger = sorted((len(words), len(other)))
-        # They have no more in common than the smaller one holds, so most pairs are ruled out by counting.
+        # They have no more in common than the shorter one contains, so counting rules most pairs out.
         if smaller and smaller / larger >= NEAR_DUPLICATE and jaccard(words, other) >= NEAR_DUPLICATE:
             return True
     return False
 
 
 def veto(mined: Sequence[tuple[str, Mined]], scorer: CrossEncoder, most: int) -> None:
-    """Asks the cross-encoder about all negatives of many questions at once, leaves out those that it takes to be
-    relevant (a probability of 0.5 or more), and keeps ``most`` of the others."""
+    """Asks the cross-encoder about all negatives of many questions at once. Leaves out those with a
+    probability of 0.5 or more of being relevant, and keeps ``most`` of the others."""
     pairs = [(question, negative.passage) for question, one in mined for negative in one.negatives]
     scores = iter(scorer.log_odds(pairs))
     for _, one in mined:
@@ -182,14 +182,14 @@ def mine(
 
     Args:
         search: BM25 by default.
-        scorer: a cross-encoder, which leaves out what it takes to be relevant and scores what is written.
+        scorer: a cross-encoder, which leaves out passages that are probably relevant and scores those
+            written.
         corpus: passages to mine from; None = those of the training set.
-        keep_within: leaves out questions for which no positive is among the first so many passages found; 0 =
-            none.
+        keep_within: leaves out questions for which no positive is among this many first passages; 0 = none.
 
     Raises:
         ConfigError: settings out of range.
-        InputError: the corpus holds none of the positives, and ``settings.allow_missing`` is false.
+        InputError: the corpus contains none of the positives, and ``settings.allow_missing`` is false.
     """
     settings.check()
     job = Mining(
@@ -210,7 +210,7 @@ def mine(
 
 @dataclass
 class Mining(BlockJob):
-    """Mines a block."""
+    """Job that mines a block."""
 
     settings: MiningSettings = field(default_factory=MiningSettings)
     keep_within: int = 0
@@ -226,7 +226,7 @@ class Mining(BlockJob):
     def prepare(self) -> None:
         if self.corpus_file is not None:
             rows = counted(range(len(self.train)), "looking for the positives", unit="questions")
-            # By their texts: ids are equal wherever two corpora are numbered.
+            # Compared by their texts: ids are equal wherever two corpora are numbered.
             found_at = [self.corpus.row_of(passage) for row in rows for passage in self.train[row].positives]
             is_held = [row is not None for row in found_at]
             found = (
@@ -311,7 +311,7 @@ class Mining(BlockJob):
                 score = round(negative.score, 4)
                 entry.update(score=score, rank=negative.rank, mined_by=self.searches[0].mined_by)
                 values["score"].append(score)
-                # shares of a negative number say nothing
+                # shares of a negative number are meaningless
                 if positive_score is not None and positive_score > 0:
                     values["share_of_positive_score"].append(round(negative.score / positive_score, 4))
                 if negative.cross_encoder_score is not None:
@@ -332,7 +332,7 @@ class Mining(BlockJob):
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
-    """The audit as a table for people."""
+    """Yields the audit as a table for people."""
     counts = audit["counts"]
     without = counts["questions without negatives"]
     yield f"{counts['questions']:>10,}  questions, {without:,} of them without negatives"
@@ -363,12 +363,12 @@ _SCORED = ("questions", "passages", "passages with a score", "questions whose be
 
 
 def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
-    """All passages of a sample, in the order of their scores."""
+    """Returns all passages of a sample, in the order of their scores."""
     return sample.positives + sample.hard_negatives + sample.other_negatives
 
 
 def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
-    """The sample with these scores of its passages, in place of any that it has."""
+    """Returns the sample with these scores of its passages, in place of existing ones."""
     left = iter(scores)
 
     def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
@@ -381,14 +381,15 @@ def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) 
 
 
 def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The samples with the cross-encoder's log-odds of all their passages."""
+    """Returns the samples with the cross-encoder's log-odds of all their passages."""
     pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
     scores = iter(scorer.log_odds(pairs))
     return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
 
 
 def as_written(score: float | None) -> float | None:
-    """A score as files hold it: rounded where float32, in which training reads it, ends for usual scores."""
+    """Returns a score as files hold it: with six decimals, where float32, in which training reads it, usually
+    ends."""
     return None if score is None else round(score, 6)
 
 
@@ -403,14 +404,14 @@ def score_passages(
     processes: int = 1,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes ``train`` with a ``teacher_score`` of every passage as JSON lines to ``out``, the audit to
-    ``<out>.audit.json``; returns it (``run_job``). Scores that the data have are replaced.
+    """Writes ``train`` with a ``teacher_score`` of every passage as JSON lines to ``out`` and the audit to
+    ``<out>.audit.json``; returns the audit (``run_job``). Existing scores are replaced.
 
-    The teacher is a cross-encoder (its log-odds), one search (its scores), or two, which are a hybrid: what
-    ``dpr retrieve hybrid=linear`` ranks by, each side's scores of its 100 best passages of the corpus, scaled
-    to 0 to 1 for each question, ``weight`` times the first's plus the rest times the second's; 0 for a passage
-    that neither lists. A search knows the passages of ``corpus`` (None: those of the training set), by their
-    text; others get no score.
+    The teacher is a cross-encoder (its log-odds), one search (its scores), or two searches as a hybrid. The
+    hybrid is the sum by which ``dpr retrieve hybrid=linear`` ranks. Each side's scores of its 100 best
+    passages of the corpus are scaled to 0 to 1 for each question; the score is ``weight`` times the first's
+    plus the rest times the second's, and 0 for a passage that neither lists. A search knows the passages of
+    ``corpus`` (None: those of the training set) by their text; others get no score.
     """
     job = Scoring(train, out, searches, corpus, scorer, weight=weight)
     audit = run_job(job, processes=processes, overwrite=overwrite)
@@ -425,7 +426,7 @@ def score_passages(
 
 @dataclass
 class Scoring(BlockJob):
-    """Scores a block."""
+    """Job that scores a block."""
 
     weight: float = DEFAULT_WEIGHT
     name = "scoring"
@@ -479,7 +480,7 @@ class Scoring(BlockJob):
 
 
 def score_lines(audit: dict[str, Any]) -> Iterator[str]:
-    """The audit as a table for people."""
+    """Yields the audit as a table for people."""
     for name in _SCORED:
         yield f"{audit['counts'][name]:>10,}  {name}"
     yield from quantile_lines(

@@ -1,5 +1,5 @@
-"""The passages that negatives are mined from, and ways to search them for the questions of a block: by BM25, or
-exactly by a bi-encoder, over given vectors of the corpus or vectors that are made here."""
+"""Corpus that negatives are mined from, and searches in it for the questions of a block: by BM25, or exactly
+by a bi-encoder. The bi-encoder searches given vectors of the corpus, or vectors that are made here."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _MADE = "text:"
 
 
 class MiningCorpus:
-    """A corpus file with its indexes in the work folder, which the first opening writes: passages by id, by row
-    and by text, all memory-mapped from disk.
+    """A corpus file with its indexes in the work folder, which the first opening writes. Passages are found
+    by id, by row and by text, all memory-mapped from disk.
 
     Raises:
         InputError: the file is missing, empty or has a bad row, or an id occurs twice.
@@ -64,20 +64,21 @@ class MiningCorpus:
         self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
 
     def id_at(self, row: int) -> str:
-        """The id, as searches give it, of a row of the corpus."""
+        """Returns the id of a row of the corpus, as searches return it."""
         return self.texts.id_at(row)
 
     def passage(self, key: str) -> Passage:
-        """A passage of the corpus; one without an id stays without, so that it is recognised by its text."""
+        """Returns a passage of the corpus. A passage without an id stays without, so that its text identifies
+        it."""
         passage = self.texts.passage(key)
         return replace(passage, id=None) if key.startswith(_MADE) else passage
 
     def row_of(self, passage: Passage) -> int | None:
-        """The row of the (first) passage with this text."""
+        """Returns the row of the (first) passage with this text."""
         return next(self._by_text.rows(text_hash(plain(passage.text))), None)
 
     def named(self, passage: Passage) -> Passage:
-        """A passage of the training data with its id in the corpus.
+        """Returns a passage of the training data with its id in the corpus.
 
         Otherwise one text would be two passages: a question's positive, and a negative that training does not
         recognise as that positive.
@@ -87,13 +88,13 @@ class MiningCorpus:
         return passage if key.startswith(_MADE) else replace(passage, id=key)
 
     def source(self) -> PassageSource:
-        """The passages as an embedding job reads them, whatever the format of the file."""
+        """Returns the passages as an embedding job reads them, whatever the format of the file."""
         return StoredSource(self.file, name=self.file.name, store=self.texts)
 
 
 def write_training_passages(train: TrainingSet, file: Path) -> int:
-    """Writes the distinct passages of a training set as a corpus and returns how many. Holds two hashes of
-    each in memory."""
+    """Writes the distinct passages of a training set as a corpus, and returns their number. Holds two hashes
+    of each in memory."""
     contents: set[int] = set()
     names: set[int] = set()
 
@@ -105,7 +106,7 @@ def write_training_passages(train: TrainingSet, file: Path) -> int:
                 if content in contents:
                     continue
                 contents.add(content)
-                # An id that stands for two texts in the file names the first one only.
+                # An id that stands for two texts in the file is kept for the first one only.
                 key = passage.id or ""
                 if not key or "\0" in key or text_hash(key) in names:
                     key = f"{_MADE}{content:016x}"
@@ -125,15 +126,15 @@ class Query:
 
 
 Found = tuple[Ranking, float | None]
-"""The best passages of a question, and the highest score of its positives; None: unknown."""
+"""Best passages of a question, and the highest score of its positives; None if that is unknown."""
 
 
 class LexicalSearch:
-    """BM25 over titles and texts, whose index is built in memory (its postings, 8 bytes a word) and then
+    """BM25 over titles and texts. Its index is built in memory (its postings, 8 bytes a word) and then
     mapped. The score of a positive is known if it is in the corpus."""
 
     mined_by = "bm25"
-    """What negatives carry."""
+    """Value of ``mined_by`` in the negatives."""
     _choice = IndexChoice("bm25", Bm25Settings())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,28 +142,29 @@ class LexicalSearch:
 
     @property
     def block_rows(self) -> int:
-        """Questions searched together."""
+        """Returns the number of questions searched together."""
         return BLOCK_ROWS
 
     def metadata(self) -> dict[str, Any]:
-        """What decides the result, as JSON; if any of it changes, mining starts over."""
+        """Returns everything that determines the result, as JSON. If any of it changes, mining starts
+        over."""
         return self._choice.metadata()
 
     def prepare(self, corpus: MiningCorpus) -> None:
-        """Writes to the corpus's work folder what is missing there, before several processes ask for it."""
+        """Writes missing files to the corpus's work folder, before several processes need them."""
         self._file = corpus.file
         self._work = corpus.work
         self._opened: Any = None
         self._index()
 
     def find(self, queries: Sequence[Query], depth: int) -> list[Found]:
-        """The ``depth`` best passages for each question of a block."""
+        """Returns the ``depth`` best passages for each question of a block."""
         found = (self._index().search_beside(query.question, depth, query.positives) for query in queries)
         return [(hits, max(scores, default=None)) for hits, scores in found]
 
     def scores(self, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The scores of given passages, by their rows in the corpus, for each question of a block, whether it
-        would find them or not."""
+        """Returns the scores of given passages, by their rows in the corpus, for each question of a block,
+        whether a search would find them or not."""
         pairs = zip(questions, passages, strict=True)
         return [self._index().search_beside(question, 1, rows)[1] for question, rows in pairs]
 
@@ -178,13 +180,13 @@ class LexicalSearch:
 
 @dataclass
 class DenseSearch:
-    """Ranks by a bi-encoder. The score of every positive is known: one that is not in the corpus is encoded.
+    """Search by a bi-encoder. The score of every positive is known: one that is not in the corpus is encoded.
     The methods are those of ``LexicalSearch``.
 
     Args:
-        shards: vectors of the corpus by this model, in the order of the corpus; if there are none, they are
+        shards: vectors of the corpus by this model, in the order of the corpus. If there are none, they are
             made in the work folder.
-        batch_tokens, precision: of the forward passes.
+        batch_tokens, precision: those of the forward passes.
         prompt: name of the model's prompt for these questions.
     """
 
@@ -250,10 +252,10 @@ class DenseSearch:
         self.use_vectors(shards, self.model.device)
 
     def use_vectors(self, shards: Sequence[VectorShard], device: torch.device | str = "cpu") -> None:
-        """Searches these vectors."""
+        """Makes searches use these vectors."""
         self._index = ExactIndex(shards, device=device)
         self._shards = shards
-        # passages outside of the corpus are encoded as it was
+        # passages outside of the corpus are encoded in the same way
         self._encoder_type = str(shards[0].metadata.get("encoder_type", "ctx"))
 
     def encoded(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
@@ -296,7 +298,8 @@ class DenseSearch:
         return [[next(values) for _ in rows] for rows in passages]
 
     def _dots(self, questions: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Scores (n,) of the pairs of a question's place and a passage's row; only these rows are read."""
+        """Returns scores (n,) of pairs of a question's place and a passage's row. Only these rows are
+        read."""
         places, rows = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         order = np.argsort(rows, kind="stable")
         scores = np.empty(len(rows), dtype=np.float32)

@@ -1,5 +1,5 @@
-"""Settings of ``dpr mine`` and ``dpr score``: what becomes a hard negative, the data, and the models that are
-asked about it."""
+"""Settings of ``dpr mine`` and ``dpr score``: the rules for hard negatives, the data, and the models that
+score them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _MODELS = tuple(item.name for item in fields(ForwardSettings))
 
 @dataclass
 class MiningSettings(Settings):
-    """What becomes a negative."""
+    """Rules for hard negatives."""
 
     per_question: int = setting(5, unit="passages", least=1)
     """Negatives per question, at most."""
     from_rank: int = setting(1, least=1)
-    """First rank to take from, counted over all that was found."""
+    """First rank to take from, counted over everything that was found."""
     to_rank: int = setting(100, least=1)
     """Last rank to take from."""
     max_relative_score: float = setting(0.0, least=0)
-    """Highest share of the model's score p of the positive: leaves out what scores above p - (1 - this) *
-    |p|; 0 = any."""
+    """Highest share of the model's score p of the positive: passages that score above p - (1 - this) * |p|
+    are left out; 0 = none is."""
     keep_existing: bool = False
-    """Keep the hard negatives that the training data have, before the mined ones."""
+    """Keep the hard negatives of the training data, before the mined ones."""
     allow_missing: bool = False
-    """Mine from a corpus that holds none of the positives."""
+    """Mine even from a corpus that contains none of the positives."""
 
     def check_together(self, prefix: str) -> None:
         if self.to_rank < self.from_rank:
             raise ConfigError(f"{prefix}to_rank={self.to_rank} is below {prefix}from_rank={self.from_rank}")
 
     def highest_score(self, positive_score: float | None) -> float:
-        """The score up to which a passage may be a negative; infinite where no rule applies.
+        """Returns the score up to which a passage may be a negative; infinite if no rule applies.
 
-        A positive that scores exactly 0 (no word in common, for BM25) says nothing about shares.
+        Shares of a positive's score are meaningless if it is exactly 0 (no word in common, for BM25).
         """
         if not positive_score or not self.max_relative_score:
             return float("inf")
@@ -50,24 +50,23 @@ class MiningSettings(Settings):
 
 @dataclass
 class MiningInputs(ForwardSettings, ModelSettings):
-    """Training data, and what is asked about its passages: a bi-encoder (model_file), a cross-encoder, or
-    without one BM25."""
+    """Training data, and the scorer of its passages: a bi-encoder (model_file), a cross-encoder, or without
+    one BM25."""
 
     files: list[str] = setting(list, operand="FILE ...", path="input")
     """Training files, folders or patterns; together one data set."""
     out: str | None = setting(None, path="output")
-    """File to write; .gz is packed."""
+    """File to write; .gz is compressed."""
     corpus: str | None = setting(None, path="input")
     """Passages to search and to count words in; absent = those of the training data."""
     cross_encoder: str | None = setting(None, path="input")
     """Folder of a sequence classifier that reads question and passage together."""
     prompt: str | None = None
-    """Name of the model's prompt for these questions (encoder.prompts); without it those of
-    encoder.query_prompt."""
+    """Name of the model's prompt for these questions (encoder.prompts); absent = encoder.query_prompt."""
     processes: int = setting(1, unit="processes", least=1)
-    """Processes that search by BM25 and filter. A model has all cores and is in one process."""
+    """Processes that search by BM25 and filter. A model uses all cores, in one process."""
     overwrite: bool = False
-    """Replace what is at out."""
+    """Replace existing files at out."""
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -105,8 +104,8 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
     vectors: list[str] = setting(list, also=("encoded_ctx_files",), path="input")
     """Vectors of the corpus by this model, by dpr embed; again for more; none = they are made."""
     keep_within: int = setting(0, unit="passages", least=0)
-    """Leaves out questions for which no positive is among the first so many passages found, to filter what a
-    model wrote; 0 = none."""
+    """Leave out questions for which no positive is among this many first passages, to filter what a model
+    wrote; 0 = none."""
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -127,7 +126,7 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
 @dataclass
 class ScoreCommand(MiningInputs):
     """Adds a teacher_score to every passage of training data of any format that dpr prepare knows, and prints
-    what they are like.
+    statistics of the scores.
 
     The teacher is a cross-encoder (its log-odds), a bi-encoder (its scores), BM25, or a hybrid of the last
     two. Rerun the same command to resume a killed run; a finished one is not repeated."""
@@ -139,10 +138,10 @@ dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv processes=2
 dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/first hybrid=linear
 """
     hybrid: str = setting("none", choices=("none", "linear"))
-    """linear: the weighted sum of model_file's and BM25's scores by which dpr retrieve hybrid=linear
+    """linear: the weighted sum of model_file's and BM25's scores, by which dpr retrieve hybrid=linear
     ranks."""
     hybrid_weight: float = setting(DEFAULT_WEIGHT, least=0, most=1)
-    """The model's share in it."""
+    """Share of the model in the hybrid."""
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()

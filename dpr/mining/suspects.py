@@ -1,8 +1,9 @@
 """Labels that BM25 and a bi-encoder both contradict, the most doubtful first.
 
-A side's doubt of a positive is 1 - s(positive) / s(best), where best is the passage with the highest score of
-those that are no positives of the question, and scores below 0 count as 0; of a negative it is 1 - s(best
-positive) / s(negative). The doubt of a label is the lesser of both sides' doubts, so that both have to agree.
+The doubt of a positive on one side is 1 - s(positive) / s(best). Here best is the passage with the highest
+score that is no positive of the question, and scores below 0 count as 0. The doubt of a negative is 1 -
+s(best positive) / s(negative). The doubt of a label is the lesser of both sides' doubts, so that both sides
+have to agree.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _COUNTED = ("questions", "positives in doubt", "negatives in doubt")
 
 
 Side = tuple[dict[int, float], dict[str, float]]
-"""The scores of one search for a question: of its own passages by row, and of the best of the corpus by id."""
+"""Scores of one search for a question: of its listed passages by row, and of the best of the corpus by id."""
 
 
 def find_suspects(
@@ -40,7 +41,7 @@ def find_suspects(
 
 @dataclass
 class Doubts(BlockJob):
-    """Doubts the labels of a block."""
+    """Job that computes the doubts of the labels of a block."""
 
     most: int = 200
     name = "doubting"
@@ -86,7 +87,7 @@ class Doubts(BlockJob):
         return (line for *_, line in heapq.nlargest(self.most, lines()))
 
     def _doubted(self, sample: TrainingSample, sides: Sequence[Side]) -> Iterator[Record]:
-        """The labels of a question that both sides contradict."""
+        """Yields the labels of a question that both sides contradict."""
         right = {self._row(passage) for passage in sample.positives}
         known = {self.corpus.id_at(row) for row in right}
         others = [

@@ -200,7 +200,7 @@ def joined(
 
     Args:
         lengths: those of questions and passages, where they are stated. None takes the length from
-        ``settings``.
+            ``settings``.
         own_text: True if questions keep their typographic apostrophes, as in the library, unless its
             tokenizer of questions makes them plain. With one tower for both sides they always keep them.
 
