@@ -217,7 +217,7 @@ _BY_REASON = {
     "KILT output is not written; out_file= writes DPR's results": "kilt_out_file",
 }
 REPLACED = {key: reason for reason, keys in _BY_REASON.items() for key in keys.split()}
-"""What to use instead of a key. A key that a job's own configuration has is never looked up here."""
+"""Replacements of old keys. A key that a job's own configuration has is never looked up here."""
 
 
 def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None, str] | None:

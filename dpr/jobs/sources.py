@@ -131,7 +131,8 @@ def _expand(pattern: str) -> tuple[Path, ...]:
 
 
 def _short_name(file_name: str) -> str:
-    """``nq-train.json.gz`` -> ``nq-train``; ``part-*.jsonl`` -> ``part``."""
+    """Returns a name without its endings: ``nq-train.json.gz`` -> ``nq-train``; ``part-*.jsonl`` ->
+    ``part``."""
     stem = file_name
     for suffix in (".gz", ".jsonl", ".json", ".tsv", ".parquet"):
         stem = stem.removesuffix(suffix)

@@ -72,7 +72,7 @@ def _switched(layers: Mapping[str, Any], active: list[str]) -> Iterator[None]:
 
 
 def adapted_layers(backbone: nn.Module) -> dict[str, Any]:
-    """The linear layers with adapters, by name."""
+    """Returns the linear layers with adapters, by name."""
     lora: Any = _peft().tuners.lora
     return {name: module for name, module in backbone.named_modules() if isinstance(module, lora.LoraLayer)}
 

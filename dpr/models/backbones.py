@@ -419,7 +419,7 @@ def set_dropout(config: Any, dropout: float | None, attention_dropout: float | N
 
 
 def dropout_of(config: Any) -> dict[str, float]:
-    """The probabilities of a config by setting; the largest where a config has several."""
+    """Returns the probabilities of a config by setting, the largest if a config has several."""
     return {
         key: max([getattr(config, name) or 0.0 for name in names], default=0.0)
         for key, names in _dropout_names(config).items()
@@ -449,7 +449,7 @@ def deciding_config(config: Any) -> dict[str, Any]:
 
 
 def _dropout_names(config: Any) -> dict[str, list[str]]:
-    """The names of a config's dropout probabilities by setting; families differ (``resid_pdrop``,
+    """Returns the names of a config's dropout probabilities by setting; families differ (``resid_pdrop``,
     ``dropout_rate``, ...)."""
     names: dict[str, list[str]] = {"encoder.dropout": [], "encoder.attention_dropout": []}
     for name, value in config.to_dict().items():
@@ -463,15 +463,15 @@ def _dropout_names(config: Any) -> dict[str, list[str]]:
 
 
 def _switch_off_dropout(backbone: nn.Module, dropout: float | None, attention_dropout: float | None) -> None:
-    """If all dropout is to be off, switches off modules that the config does not name."""
+    """Switches off dropout modules that the config does not name, if all dropout is to be off."""
     for module in backbone.modules() if dropout == 0 and not attention_dropout else ():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
 
 
 def auto_class(config: Any) -> Any:
-    """The Auto class whose models give a state for every token: for T5 and similar models, that of the
-    encoder alone."""
+    """Returns the Auto class whose models give a state for every token: for T5 and similar models, that of
+    the encoder alone."""
     from transformers import (
         MODEL_FOR_TEXT_ENCODING_MAPPING,
         MODEL_MAPPING,
@@ -495,7 +495,7 @@ def _without_pooler(config_class: type) -> dict[str, bool]:
 
 
 def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The state of a module with each shared tensor once, under its first name."""
+    """Returns the state of a module with each shared tensor once, under its first name."""
     names = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
     return {name: tensor for name, tensor in module.state_dict().items() if name in names}
 

@@ -194,7 +194,7 @@ class BiEncoder(nn.Module):
         return list(dict.fromkeys((self.question_model, self.ctx_model)))
 
     def trained_towers(self) -> list[Encoder]:
-        """The towers with trained weights; a shared one once."""
+        """Returns the towers with trained weights; a shared one once."""
         return [tower for tower in self.towers if any(weight.requires_grad for weight in tower.parameters())]
 
     @property
@@ -248,7 +248,7 @@ class BiEncoder(nn.Module):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of transformers that texts go through."""
+        """Returns the tokenizer of transformers that texts go through."""
         return self.tensorizer.tokenizer
 
     def get_sentence_embedding_dimension(self) -> int:
@@ -273,7 +273,7 @@ class BiEncoder(nn.Module):
         return digest.hexdigest()[:32]
 
     def token_embeddings(self) -> list[nn.Parameter]:
-        """The token embedding table of each tower (one when shared)."""
+        """Returns the token embedding table of each tower (one when shared)."""
         return [tower.backbone.get_input_embeddings().weight for tower in self.towers]
 
     def weights(self) -> dict[str, Tensor]:
@@ -287,7 +287,7 @@ class BiEncoder(nn.Module):
 
     @property
     def base(self) -> BaseModel | None:
-        """The frozen model that the towers' adapters belong to; None without adapters."""
+        """Returns the frozen model that the towers' adapters belong to; None without adapters."""
         return None if self.question_model.adapter is None else self.question_model.adapter.base
 
     def keep_dimensions(self, dimensions: int) -> None:

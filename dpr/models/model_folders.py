@@ -132,7 +132,7 @@ def backbone_tower(folder: Path) -> ForeignTower:
 
 
 def backbone_metadata(backbone: Any) -> tuple[int, bool]:
-    """The longest text of a backbone in tokens, and whether it takes token types."""
+    """Returns the longest text of a backbone in tokens, and whether it takes token types."""
     return longest_sequence(backbone, LONGEST), "token_type_ids" in inspect.signature(
         backbone.forward
     ).parameters

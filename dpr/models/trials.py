@@ -142,7 +142,7 @@ def is_static(backbone: Any) -> bool:
 
 
 def layers_of(backbone: nn.Module) -> list[nn.Module]:
-    """The repeated layers: the members of the backbone's longest list of modules."""
+    """Returns the repeated layers: the members of the backbone's longest list of modules."""
     return list(
         max(
             (module for module in backbone.modules() if isinstance(module, nn.ModuleList)),

@@ -319,7 +319,7 @@ def packed_attention(
 
 
 def padded(tokens: Tensor, region: Region) -> Tensor:
-    """(t, H, d) -> (n, H, L, d)."""
+    """Pads (t, H, d) to (n, H, L, d)."""
     if region.source is not None:
         tokens = _Pad.apply(tokens, region.source, region.place)
     return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(
@@ -328,7 +328,8 @@ def padded(tokens: Tensor, region: Region) -> Tensor:
 
 
 def packed_states(backbone: Any, words: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """The backbone's last hidden states (T, D) of a pack of ``words`` (T, D) at ``positions`` (T,)."""
+    """Returns the backbone's last hidden states (T, D) of a pack of ``words`` (T, D) at ``positions``
+    (T,)."""
     # Our attention does not read this mask. Without it transformers looks for packs in the positions of
     # causal backbones, and waits for the device.
     options = {"attention_mask": words.new_zeros(1, 1, 1, 1), "packed_layout": layout}

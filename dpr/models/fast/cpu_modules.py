@@ -40,7 +40,7 @@ def keep_mask(bits: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
 
 
 def keep_scale(probability: float) -> float:
-    """The factor of kept values."""
+    """Returns the factor of kept values."""
     return _LEVELS / (_LEVELS - round(probability * _LEVELS))
 
 
