@@ -96,8 +96,8 @@ class ExportConfig(StoreSettings, VectorModelSettings):
     transformers): folders that these load, compared with the model's own vectors; onnx: graphs that
     onnxruntime serves without torch; lancedb, pgvector: a vector store filled with ``vectors`` and their passages."""
     out: str | None = setting(None, also=("out_file",), path="output")
-    """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to
-    which ``_<n>`` is added; for pgvector the address of the database, e.g.
+    """File or folder to write, which must not exist. For vectors: the beginning of the folders' names, to
+    which ``_<n>`` is added. For pgvector: the address of the database, e.g.
     postgresql://user@host/database."""
     allow_other_vectors: bool = False
     """Write a model even if it gives other vectors there, because it was trained without the original's [SEP]

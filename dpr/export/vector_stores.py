@@ -179,7 +179,7 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
             database = lancedb.connect(address)
             try:
                 opened = database.open_table(table)
-            except (ValueError, OSError, RuntimeError):  # each version has another where there is no table
+            except (ValueError, OSError, RuntimeError):  # each version raises another if there is no table
                 opened = None
             is_new = opened is None
             if is_new:

@@ -1,1 +1,2 @@
-"""Vectors or words to nearest neighbours: exact search, faiss, BM25, and the fusion of two rankings."""
+"""Indexes, which find the nearest neighbours of vectors or words: exact search, faiss, BM25, and the fusion
+of two rankings."""

@@ -116,7 +116,7 @@ class Bm25Index(Index):
         """Indexes texts, one per id; they are read once and not kept.
 
         Raises:
-            InputError: nothing to index, no text holds a word, or an id occurs twice.
+            InputError: there are no texts, no text contains a word, or an id occurs twice.
         """
         import bm25s
 

@@ -121,7 +121,7 @@ class FaissIndex(Index):
                 refuse_overflow(float(_squared_norms(vectors).max()))
                 engine.add(vectors)
                 packed.append(ids)
-            engine.search(vectors[:1], 1)  # some that can be filled cannot be searched
+            engine.search(vectors[:1], 1)  # some indexes can be filled but not searched
         except (RuntimeError, MemoryError) as error:
             message = f"indexer.factory={factory}, for {total:,} vectors of {dimension} numbers"
             raise ConfigError(f"{message}: faiss says {_reason(error)}") from None
@@ -226,7 +226,7 @@ class FaissIndex(Index):
         """Returns the string that faiss gets.
 
         Raises:
-            ConfigError: faiss may not survive it.
+            ConfigError: faiss may crash on it.
         """
         lists = min(_MOST_LISTS, 1 << round(np.log2(2 * np.sqrt(num_vectors))), num_vectors)
         parts = (settings.factory or f"IVF{lists},{cls._codes}").split(",")
@@ -287,7 +287,7 @@ class FaissIndex(Index):
 
         scores, places = self._engine.search(tile, depth)
         breadth = self.breadth.get("probes", 0)
-        if isinstance(self._engine, faiss.IndexIVFAdditiveQuantizerFastScan):  # as broad as it is set
+        if isinstance(self._engine, faiss.IndexIVFAdditiveQuantizerFastScan):  # its breadth is fixed
             return scores, places
         while isinstance(self._engine, faiss.IndexIVF) and breadth < self._engine.nlist:
             short = np.flatnonzero((places >= 0).sum(axis=1) < depth)

@@ -348,7 +348,7 @@ class IndexStore:
         if index.num_passages != metadata.get("num_passages"):
             found = f"holds {index.num_passages} passages, its manifest says {metadata.get('num_passages')}"
             raise InputError(found, file=folder, hint=_REBUILD)
-        if lock_of(folder).is_file():  # of a build that was killed when all was done
+        if lock_of(folder).is_file():  # left by a build that was killed at its end
             with suppress(DprError), held(folder, file=lock_of(folder)):
                 pass
         if index.reads == "vectors":

@@ -1,4 +1,4 @@
-"""mteb: a bi-encoder as one of its models."""
+"""mteb: a bi-encoder as a model of mteb."""
 
 from __future__ import annotations
 

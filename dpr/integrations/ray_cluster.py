@@ -177,9 +177,9 @@ def _marked(folder: Path) -> Iterator[Path]:
 def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
     """Makes this process the driver of a cluster inside the block. A cluster that was started here ends with
     the block."""
-    # read when it is imported, and by what it starts: it would send statistics
+    # read by Ray at import, and by its processes; otherwise it sends statistics
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # likewise: it would look 20 times, 40 s each, for a cluster that has gone
+    # likewise; otherwise it looks 20 times, 40 s each, for a cluster that has gone
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
     ray = require("ray", extra="ray", purpose="cluster=ray")
     before = signal.getsignal(signal.SIGTERM)
@@ -210,7 +210,7 @@ def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
             ) from error
         signal.signal(signal.SIGTERM, end)
         yield ray
-    except SystemExit:  # whose code Ray changes
+    except SystemExit:  # Ray changes its code
         raise StopRequested(f"by SIGTERM; {_KEPT}", exit_code=128 + signal.SIGTERM) from None
     finally:
         ray.shutdown()

@@ -241,7 +241,7 @@ def quickstart(config: QuickstartSettings) -> None:
         f" encoder, {shares['bm25']:.0%} with BM25, {shares['hybrid']:.0%} with both."
     )
     best = "hybrid"
-    if not is_made:  # made questions decide nothing, since the encoder has been trained on such
+    if not is_made:  # pseudo-questions choose nothing: the encoder was trained on such
         best = clearly_best({system: values["mrr@10"] for system, values in reached.items()}, best)
     if best == "hybrid":
         print("Search with both, the hybrid, which is the default.")
@@ -290,7 +290,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
     """Runs all stages after the first, which has prepared the texts; writes ``search.json`` and
     ``adapted.json``. Returns the encoder's share in the hybrid."""
     out = stages.out
-    if is_fitted(config):  # then nothing is chosen on made questions
+    if is_fitted(config):  # then nothing is chosen by pseudo-questions
         fitting = replace(config, corpus=str(texts.evaluated), out=str(out))
         what = "a linear layer behind the model, fitted to the corpus"
         if config.static is not None:
@@ -490,7 +490,7 @@ def write_search(out: Path, corpus: Path, weight: float | None) -> None:
     choice = index_choice(IndexerConfig(kind="bm25"))
     try:
         open_text_index(choice, passages, str(words))
-    except InputError:  # of the texts as they were before, or damaged
+    except InputError:  # an index of earlier texts, or damaged
         if not words.exists():
             raise
         remove_folder(words)
@@ -608,12 +608,12 @@ class Stages:
                 remove_folder(folder)
         elif others := [
             path.name for path in folder.glob("[!.]*")
-        ]:  # not of a killed run, which begins with the record
+        ]:  # not left by a killed run, which writes the record first
             hint = "move the folder away, or name another one by out="
             raise InputError(
                 f"holds other files ({min(others)}), and is needed for a stage", file=folder, hint=hint
             )
-        for later in list(self.out.glob(f"*/{RECORD}")):  # these read what is made here
+        for later in list(self.out.glob(f"*/{RECORD}")):  # later stages read these outputs
             stage = later.parent
             # a stage that somebody has copied or renamed is no longer one of this folder
             if stage not in self._passed and record_of(stage).get("stage") == stage.name:
@@ -631,7 +631,7 @@ class Stages:
         if processes == 1:
             with redirect_stdout(self.details):
                 JOBS[job](config)
-            gc.collect()  # models and what refers to them in a circle
+            gc.collect()  # frees models in reference cycles
         else:
             # -m dpr means this package, whatever is in the working directory
             paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
@@ -640,7 +640,7 @@ class Stages:
             child = subprocess.Popen([sys.executable, "-c", *launcher, *command], env=os.environ | own)
             try:
                 code = child.wait()
-            except KeyboardInterrupt:  # a signal ends it as it would end the command
+            except KeyboardInterrupt:  # a signal ends the stage as it would end the command
                 child.terminate()
                 child.wait()
                 raise

@@ -106,7 +106,7 @@ def format_hit(hit: Hit, *, question: str, width: int) -> str:
 
     notes = []
     if hit.origin is not None:
-        # the heading, where the title does not end with it
+        # the heading, unless the title ends with it
         ends = hit.title.endswith(hit.origin.heading)
         notes = [hit.origin.place, "" if ends else hit.origin.heading, hit.origin.url]
     elif hit.file is not None:

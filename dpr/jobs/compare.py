@@ -22,8 +22,8 @@ Groups = dict[str, "dict[str, MetricsFile]"]
 class CompareSettings(Settings):
     """Prints a table from metrics files that answer the same questions, and tests each run against the first:
     a paired t test, a randomisation test (100,000 random signs) and Holm's correction over all comparisons
-    made. Decide on the metric before you look: every further one makes the correction stricter. Of folders of
-    dpr evaluate, the systems of one are compared, or one system of several."""
+    made. Decide on the metric before you look: every further one makes the correction stricter. From one
+    folder of dpr evaluate all systems are compared, from several folders one system."""
 
     EXAMPLES: ClassVar[str] = """\
 dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
@@ -218,7 +218,7 @@ dpr report runs/first DPR=dpr.json --out compared.html
 
 
 def report(config: ReportSettings, *, notes: Sequence[str] = ()) -> None:
-    """Writes the page; ``notes`` stand above its figures."""
+    """Writes the page, with ``notes`` above its figures."""
     from dpr.evaluation.report import write_report
     from dpr.storage.outputs import require_writable
     from dpr.training.settings import BiEncoderTrainConfig

@@ -108,11 +108,11 @@ _MOST_NAMED = 200
 
 @dataclass
 class VerifySettings(Settings):
-    """Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without
-    one, such as that of a run, it checks all parts that have one or should have one, and the files that have
-    a NAME.sha256 beside them; it lists the files that have no checksum. Of a run, run.json states what it and
-    the JSON files beside it hold, and what metrics.jsonl held at the last checkpoint. Exits with 3 when a
-    file differs, or when no file has a checksum."""
+    """Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without a
+    manifest, for example of a run, it checks all parts that have one or should have one, and the files with a
+    NAME.sha256 beside them. It lists the files without a checksum. The checksums of a run are in run.json: of
+    itself, of the JSON files beside it, and of metrics.jsonl at the last checkpoint. Exits with 3 if a file
+    differs, or if no file has a checksum."""
 
     paths: list[str] = setting(list, operand="PATH ...", path="input")
     """Folders and files that a command wrote."""

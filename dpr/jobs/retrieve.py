@@ -162,7 +162,7 @@ def run(config: RetrievalConfig) -> None:
         }
         dense_side = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
         index = dense_side.index if isinstance(dense_side, DenseRetriever) else None
-        if index is not None and index.is_saved:  # what was measured of an approximate one
+        if index is not None and index.is_saved:  # measured if it is approximate
             recall = index.recall and asdict(index.recall)
             metadata["index"] = {"recall": recall, "breadth": index.breadth}
         if tried_weights:
@@ -191,7 +191,7 @@ def run(config: RetrievalConfig) -> None:
             text=config.encoder.part(GivenTextSettings),
         )
         search.write(Path(config.search_folder))
-    if config.trec_run_file:  # after the others, as it cannot hold every id
+    if config.trec_run_file:  # last, because it cannot hold every id
         run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
         write_trec_run(config.trec_run_file, run)
         logger.info("run written to %s", config.trec_run_file)

@@ -170,7 +170,7 @@ class StoredCorpus:
         return self.settings.form.query_text(question)
 
     def side(self, mode: str) -> Side:
-        """Opens ``dense`` or ``bm25``."""
+        """Opens the side ``dense`` or ``bm25``."""
         stored = self.settings
         sources = stored.passages
         if (
@@ -231,7 +231,7 @@ class StoredCorpus:
             ),
             indexer=_indexer(stored),
         )
-        drop_unused(config)  # of the retrieval that the file was written by, in another mode
+        drop_unused(config)  # settings of the retrieval that wrote the file, in another mode
         config.check()
         return config
 
@@ -390,7 +390,7 @@ def build_in(
             f"indexer={indexer!r} is not an index over vectors; choose of"
             f" {', '.join(KINDS.keys() - {'bm25'})}"
         )
-    if isinstance(passages, str | Path):  # a file as it is
+    if isinstance(passages, str | Path):  # a file stays where it is
         if not sum(1 for _ in _given(passages, {})):
             raise InputError("there are no passages", file=passages)
         (source,) = resolve_passage_sources([str(passages)], {})
@@ -453,12 +453,12 @@ def add_to(
         index = folder / f"index-{number}"
         checksum = file.with_name(f"{file.name}.sha256")
         parts = [file, checksum, folder / f"{vectors.name}_0", words, index]
-        for path in parts:  # of one that was killed
+        for path in parts:  # left by a killed process
             remove(path)
         known = sum(1 for source in old.passages for _ in source.read())
         kinds: Kinds = {}
         for source in old.passages:
-            with suppress(InputError):  # what is there already stays as it is
+            with suppress(InputError):  # the stored passages stay as they are
                 for _ in _given(source.file, kinds):
                     pass
         try:

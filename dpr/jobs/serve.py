@@ -1,4 +1,4 @@
-"""``dpr serve``: run folders behind HTTP, with a page to try them."""
+"""``dpr serve``: serves run folders over HTTP, with a page to try them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpr.serving.settings import ServeSettings
 
 
 def run(config: ServeSettings) -> int:
-    """Serves until it is told to stop; returns the exit code."""
+    """Serves until it is stopped; returns the exit code."""
     runs = named(config.folders)
     for package in ("uvicorn", "fastapi", "prometheus_client"):
         require(package, extra="serve", purpose="dpr serve")

@@ -195,8 +195,8 @@ def _check_kind(encoder: TowerSettings) -> None:
 def open_sets(
     sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None
 ) -> OpenedSets:
-    """Opens data sets with their options; the first opening of a file reads it once and stores it
-    memory-mapped."""
+    """Opens data sets with their options. The first opening of a file reads it once and stores it in a form
+    that is memory-mapped."""
     if loss_scales is not None:
         if named := next((source.name for source in sources if source.options.loss_scale is not None), None):
             raise ConfigError(

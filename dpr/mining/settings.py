@@ -21,7 +21,7 @@ class MiningSettings(Settings):
     """Rules for hard negatives."""
 
     per_question: int = setting(5, unit="passages", least=1)
-    """Negatives per question, at most."""
+    """Most negatives per question."""
     from_rank: int = setting(1, least=1)
     """First rank to take from, counted over everything that was found."""
     to_rank: int = setting(100, least=1)
@@ -54,7 +54,7 @@ class MiningInputs(ForwardSettings, ModelSettings):
     one BM25."""
 
     files: list[str] = setting(list, operand="FILE ...", path="input")
-    """Training files, folders or patterns; together one data set."""
+    """Training files, folders or patterns, which form one data set."""
     out: str | None = setting(None, path="output")
     """File to write; .gz is compressed."""
     corpus: str | None = setting(None, path="input")

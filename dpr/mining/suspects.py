@@ -33,8 +33,8 @@ Side = tuple[dict[int, float], dict[str, float]]
 def find_suspects(
     train: TrainingSet, out: Path, searches: Sequence[Search], *, most: int, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Writes the ``most`` most doubtful labels to ``out``, a JSON line each (docs/file_formats.md), and
-    returns how many are in doubt (``run_job``). The passages of the training set are searched."""
+    """Writes the ``most`` most doubtful labels to ``out``, a JSON line each (docs/file_formats.md). Returns
+    how many labels are in doubt (``run_job``). The passages of the training set are searched."""
     counts: dict[str, Any] = run_job(Doubts(train, out, searches, most=most), overwrite=overwrite)["counts"]
     return counts
 

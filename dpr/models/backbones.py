@@ -55,7 +55,7 @@ _MAX_POSITIONS = 1 << 24
 def read_object(file: Path) -> dict[str, Any]:
     """Returns the settings in a file; empty if there is none. Raises CheckpointError if it holds no
     object."""
-    found = read_json(file) if os.path.lexists(file) else {}  # what is there must be a file
+    found = read_json(file) if os.path.lexists(file) else {}  # an existing path must be a file
     if not isinstance(found, dict):
         raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
     return found
@@ -98,7 +98,7 @@ def snapshot_of(name: str) -> Path:
         for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
             try:
                 return Path(snapshot_download(repository, allow_patterns=_FETCHED))
-            except Exception as error:  # of the client: no such model, no right to it, no network, no room
+            except Exception as error:  # no such model, no right to it, no network, no room
                 reason = first_line(error)
         found = f"there is no such file or folder here, and the hub gives no such model ({reason})"
         hint = "is the name right?"
@@ -117,7 +117,7 @@ def files_of_model(path: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     seen = set()
     places = [("", resolve_checkpoint(path))]
-    for name, place in places:  # which grows
+    for name, place in places:  # grows in the loop
         if os.path.isdir(place) and place.resolve() not in seen:
             seen.add(place.resolve())
             inner = [each for each in os.listdir(place) if is_read(each) or each in _TOWERS]
@@ -501,7 +501,7 @@ def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> None:
-    """Raises CheckpointError where a tokenizer has tokens that its model has no row for."""
+    """Raises CheckpointError if a tokenizer has tokens that its model has no row for."""
     rows = len(model.get_input_embeddings().weight)
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:

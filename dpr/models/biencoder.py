@@ -1,4 +1,4 @@
-"""The two towers: their forward in training, and loading, encoding and saving from Python."""
+"""The two towers: forward pass in training, and loading, encoding and saving from Python."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ class BiEncoder(nn.Module):
             weights = weights | {"log_temperature": current["log_temperature"]}
         check_weights(weights, current, source)
         placed = {name: placed_like(tensor, current[name]) for name, tensor in weights.items()}
-        self.load_state_dict(placed, strict=False)  # of names that share a tensor only the first is there
+        self.load_state_dict(placed, strict=False)  # a shared tensor is present under its first name only
 
     def encode_questions(
         self,
@@ -469,7 +469,7 @@ class BiEncoder(nn.Module):
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
         result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
         is_changed = was_training or tower.training
-        if is_changed:  # to visit every module takes longer than to look a question up in a table
+        if is_changed:  # visiting every module takes longer than a look-up in a table
             self.eval()
         try:
             # Also with one thread, so that the bits do not depend on the number of threads.
@@ -697,7 +697,7 @@ class BiEncoder(nn.Module):
                 others = {name: tensor for name, tensor in parts.weights.items() if ".backbone." not in name}
             del parts
         has_table = settings.static_questions
-        if has_table:  # one tower, which the table begins as
+        if has_table:  # one tower, from which the table is initialised
             settings = replace(settings, static_questions=False, shared=True)
         make = partial(
             load_backbone,

@@ -242,7 +242,7 @@ def joined(
         "projection_dim": 0,
         "projection_activation": "none",
         "adapter": "none",
-        "static_questions": False,  # a model becomes one after it is loaded
+        "static_questions": False,  # set after a model is loaded
         **question.settings,
     }
     settings = replace(
@@ -804,6 +804,6 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
         lengths.append(length or stated_length(modules.body, side, min(positions, tower.longest)))
     (question, _), (ctx, _) = (read[modules] for modules in sides)
     width = question.settings.get("projection_dim", question.config.hidden_size)
-    if settings.dimensions >= width:  # where there is nothing to cut
+    if settings.dimensions >= width:  # nothing to cut
         settings = replace(settings, dimensions=0)
     return joined(question, ctx, settings, lengths=lengths, stated=stated, own_text=True)

@@ -236,7 +236,8 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
     """Checks the vectors of a few texts in a padded forward.
 
     Raises:
-        ConfigError: there are none, or two texts have the same vector because they start with the same token.
+        ConfigError: there are no vectors, or two texts have the same one because they start with the same
+        token.
     """
     kind = type(backbone).__name__
     batch = sample_batch(backbone, (*LENGTHS, LENGTHS[1]))

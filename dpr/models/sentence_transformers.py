@@ -219,7 +219,7 @@ def described_model(name: str) -> Path | None:
 
     folder = Path(name)
     if not folder.exists():
-        with suppress(Exception), reading(name):  # of the client, where there is no such model or file
+        with suppress(Exception), reading(name):  # errors of the client if there is no such model or file
             hf_hub_download(name, MODULES)
             folder = local_model(name)
     return folder if (folder / MODULES).is_file() else None

@@ -198,9 +198,8 @@ class RunningSettings(Settings):
     packed: bool = setting(True, on_resume=WARNED)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
-    """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's
-    kernel for sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere
-    else."""
+    """Attention of packed towers. sdpa: torch's, over sequences of similar length. varlen: torch's kernel for
+    sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
     attention_dropout: float | None = setting(None, least=0, below=1, on_resume=UPDATES)
     """Dropout of attention; absent = dropout."""
 
@@ -210,8 +209,8 @@ class TemperatureSettings(Settings):
     """Divisor of the scores before the softmax; part of the model."""
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
-    """Scores are divided by it. Absent = that of model_file, else 0.05 where vectors are normalised and 1 for
-    other dot products, as in DPR."""
+    """Divisor of the scores. Absent = that of model_file, else 0.05 if vectors are normalised and 1 for other
+    dot products, as in DPR."""
     learn_temperature: bool = setting(False, on_resume=IDENTITY)
     """Start from ``temperature`` and learn its logarithm."""
 

@@ -119,7 +119,7 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     """Vectors of the passages: folders, globs, or a list of them, e.g.
     encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the original DPR are read too."""
     out_file: str | None = setting(None, also=("out",), path="output")
-    """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
+    """DPR's results JSON to write: questions with their hits. Compressed if the name ends in .gz."""
     trec_run_file: str | None = setting(None, path="output")
     """TREC run file to write."""
     metrics_file: str | None = setting(None, path="output")

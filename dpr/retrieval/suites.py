@@ -25,7 +25,7 @@ from dpr.storage.durable import MANIFEST, durable_folder
 logger = get_logger(__name__)
 
 CACHE = "cache"
-"""Folder of vectors and indexes beside those of the test sets."""
+"""Folder of vectors and indexes, next to the folders of the test sets."""
 _CORPORA = (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet")
 _QUERIES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 _QRELS = (".tsv", ".tsv.gz", ".txt", ".qrels")

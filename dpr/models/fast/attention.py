@@ -147,7 +147,7 @@ class PackedLayout:
 
 
 class _Pad(torch.autograd.Function):
-    """(t, ...) -> (n * L, ...). Padded places hold a copy of token 0.
+    """Pads (t, ...) to (n * L, ...). Padded places get a copy of token 0.
 
     Its backward gathers too, which is faster than a scatter. It may leave out the gradients of padded places
     because these are 0: no real query sees a padded key, and ``_Unpad`` passes no gradient to padded queries.
@@ -166,7 +166,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """(n * L, ...) -> (t, ...)."""
+    """Removes the padding: (n * L, ...) -> (t, ...)."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, place: Tensor) -> Tensor:
@@ -184,8 +184,8 @@ class _Unpad(torch.autograd.Function):
 class _DroppedAttention(torch.autograd.Function):
     """Attention with dropout on a CPU, where torch falls back to plain operations with a mask of floats.
 
-    Sizes: queries (n, H, Q, d), keys and values (n, H, L, d); mask (n, 1, 1 or Q, L) True at visible keys, of
-    which each query needs one.
+    Shapes: queries (n, H, Q, d), keys and values (n, H, L, d), mask (n, 1, 1 or Q, L). The mask is True at
+    visible keys, of which each query needs at least one.
     """
 
     @staticmethod
@@ -355,7 +355,7 @@ def enable_packing(backbone: Any) -> int | None:
     """Switches a backbone to ``packed_attention`` if its output stays the same; returns the number of its
     first position.
 
-    Tried on a few random sequences, the first longer than any window of its attention: padded with the
+    It is tried on a few random sequences, the first longer than any window of its attention: padded with the
     backbone's attention, then packed with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa).
     Backbones whose output differs (relative position biases, capped scores, ...) are left as they were, with
     one warning.

@@ -1,9 +1,9 @@
 """Dropout and GELU that cost less on a CPU.
 
 Dropout masks take 16 random bits per element, where torch draws a float for each. The bits come from torch's
-default generator, so seeding it decides the masks, as with torch's dropout. The probability is rounded to a
-multiple of 1 / 65536 and outputs are scaled by the rounded one, so that their mean is exactly that of the
-inputs.
+default generator, so its seed determines the masks, as with torch's dropout. The probability is rounded to a
+multiple of 1 / 65536. Outputs are scaled by the rounded probability, so that their mean is exactly that of
+the inputs.
 """
 
 from __future__ import annotations

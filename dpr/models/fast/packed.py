@@ -52,8 +52,7 @@ def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: 
     """Makes a backbone fast in place: cheaper dropout and GELU on a CPU, packing if ``packed``, a last layer
     for the tokens read only.
 
-    No vector changes beyond rounding: each step is tried on random tokens and undone where the output
-    differs.
+    No vector changes beyond rounding: each step is tried on random tokens and undone if the output differs.
 
     Raises:
         ConfigError: ``attention`` is not known.
@@ -117,7 +116,7 @@ def packed_vectors(
     if not able.has_layers:
         return _bag_vectors(backbone, batch, pooling)
     device = batch.tokens.device
-    # Lengths stay on the host: what follows from them (order, packs, shapes) must not wait for the device.
+    # Lengths stay on the host: order, packs and shapes, which follow from them, must not wait for the device.
     lengths = batch.lengths.cpu()
     order = torch.argsort(
         lengths if last is None else lengths + (lengths <= last[1]), descending=True, stable=True

@@ -31,4 +31,4 @@ def in_streams(work: Callable[[np.ndarray], None], parts: Iterable[np.ndarray]) 
             for _ in pool.map(work_here, parts):
                 pass
     finally:
-        torch.set_num_threads(threads)  # of threads that are started later
+        torch.set_num_threads(threads)  # for threads that are started later
