@@ -354,8 +354,7 @@ class Retriever(metaclass=Hinting):
 
 
 def chosen_ids(ids: Iterable[str]) -> np.ndarray:
-    """Returns ids (n,) as indexes hold them, ascending and distinct, without those that no corpus can
-    have."""
+    """Returns ids (n,) as indexes hold them, ascending and distinct, without those that no corpus can have."""
     rows = rows_of(ids)
     listed = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
     for item in listed:

@@ -132,8 +132,7 @@ def _flag(entry: Setting, tokens: list[str], names: Mapping[str, str]) -> list[s
 
 
 def _is_word(token: str, operands: Sequence[Setting]) -> bool:
-    """True if a token stands alone. A token with ``=`` does if it is a file, a label with a path, or part of
-    a text."""
+    """True if a token stands alone. A token with ``=`` does if it is a file, a label with a path, or part of a text."""
     if "=" not in token or exists(token):
         return True
     kinds = " ".join(entry.rule.operand for entry in operands)

@@ -45,8 +45,7 @@ def _unlike_dpr(model: BiEncoder) -> dict[str, bool]:
 
 
 def _other_texts(model: BiEncoder) -> dict[str, bool]:
-    """Returns the changes of texts before encoding that DPR does not make, and whether the model makes
-    them."""
+    """Returns the changes of texts before encoding that DPR does not make, and whether the model makes them."""
     return {
         "it puts prompts before texts": model.tensorizer.text.has_prompts,
         "it joins title and text by a template": bool(model.settings.title_template),

@@ -195,8 +195,7 @@ _SHORT = (
 
 @dataclass(frozen=True)
 class Format:
-    """A format: how a model is written in it, and how the library it is for encodes with the written
-    files."""
+    """A format: how a model is written in it, and how the library it is for encodes with the written files."""
 
     write: Callable[..., None]
     """``write(model, folder, *, source)`` fills an existing folder. InputError names the properties that the
@@ -209,8 +208,7 @@ class Format:
     library: str
     """Package that ``encode`` needs, by its name for pip."""
     bar: float = 1e-5
-    """Largest difference of a number of a vector, in units of the vectors' largest number if that is above
-    1."""
+    """Largest difference of a number of a vector, in units of the vectors' largest number if above 1."""
 
 
 def format_of(name: str) -> Format:

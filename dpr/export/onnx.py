@@ -39,8 +39,7 @@ SIDES = ("question", "ctx")
 _INPUTS = ("input_ids", "attention_mask")
 _OUTPUT = "sentence_embedding"
 _LARGEST_FILE = 1 << 30
-"""Bytes of weights above which they go into a file beside the graph: a file of the format holds 2 GiB at
-most."""
+"""Bytes of weights above which they go into a file beside the graph: a file of the format holds 2 GiB at most."""
 _TEXTS_PER_CALL = 32
 
 

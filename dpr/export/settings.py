@@ -151,8 +151,7 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
     split: str = "dev"
     """Name of qrels/<split>.tsv in a folder."""
     metric: str = "ndcg@10"
-    """Metric of the comparison: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr
-    evaluate."""
+    """Metric of the comparison: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr evaluate."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def unused(self) -> Iterator[str]:

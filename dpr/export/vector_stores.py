@@ -77,8 +77,7 @@ class VectorRows:
         return {"title": "text", "text": "text", **self.metadata} if self.sources else {}
 
     def made_of(self) -> dict[str, Any]:
-        """Returns hashes of everything that determines the rows. Reads every corpus, or finds its hash in the
-        cache."""
+        """Returns hashes of everything that determines the rows. Reads every corpus, or finds its hash in the cache."""
         vectors = "\n".join(describe_file(shard.path / MANIFEST)["sha256"] for shard in self.shards)
         corpus = json.dumps([source.identity() for source in self.sources], sort_keys=True)
         return {
@@ -89,8 +88,7 @@ class VectorRows:
         }
 
     def provenance(self) -> dict[str, Any]:
-        """Returns what a store should state about its vectors: the model that made them, and how they are
-        compared."""
+        """Returns what a store should state about its vectors: the model that made them, and how they are compared."""
         first = self.shards[0].metadata
         return {
             "dimension": self.dimension,

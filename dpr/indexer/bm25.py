@@ -163,8 +163,7 @@ class Bm25Index(Index):
 
     def share(self, question: str, score: float) -> float:
         """Returns a score as a share of the highest possible one, that of a text which repeats every word of
-        the question without end. Words that no passage has count, too. Returns 1 if the question has no
-        word."""
+        the question without end. Words that no passage has count, too. Returns 1 if the question has no word."""
         starts = self._engine.scores["indptr"]
         highest = 0.0
         for word in set(lexical_tokens(question)):

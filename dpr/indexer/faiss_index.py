@@ -102,8 +102,7 @@ class FaissIndex(Index):
     def build(
         cls, corpus: Sequence[VectorSource], settings: Any, *, device: torch.device | str = "cpu"
     ) -> FaissIndex:
-        """Learns from a sample of the vectors, then adds all of them. Only their form in faiss is kept in
-        memory."""
+        """Learns from a sample of the vectors, then adds all of them. Only their form in faiss is kept in memory."""
         import faiss
 
         dimension = common_dimension(corpus)
@@ -131,8 +130,7 @@ class FaissIndex(Index):
         return cls(engine, PackedIds(pack_ids(lambda: packed)), settings)
 
     def tune(self, questions: np.ndarray, truth: Sequence[Sequence[str]]) -> bool:
-        """Chooses the fewest lists that reach TARGET_RECALL; if none does, the fewest that come near the
-        best."""
+        """Chooses the fewest lists that reach TARGET_RECALL; if none does, the fewest that come near the best."""
         if self._lists is None or self._settings.probes:
             return False
         most = int(self._lists.nlist)

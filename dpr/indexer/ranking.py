@@ -55,8 +55,7 @@ def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 class RunningTopK:
-    """Best ``k`` passages of each of ``num_queries`` queries so far, regardless of the order of the
-    candidates."""
+    """Best ``k`` passages of each of ``num_queries`` queries so far, regardless of the order of the candidates."""
 
     def __init__(self, num_queries: int, k: int) -> None:
         if k < 1:

@@ -33,8 +33,7 @@ NUM_QUESTIONS = 400
 
 
 class Texts(NamedTuple):
-    """Corpus of an index over words: ids, and title and text of each in the same order, both to be read
-    once."""
+    """Corpus of an index over words: ids, and title and text of each in the same order, both to be read once."""
 
     ids: Iterable[str]
     texts: Iterable[str]
@@ -192,8 +191,7 @@ class IndexChoice:
         return index_class(self.kind)
 
     def metadata(self) -> dict[str, Any]:
-        """Returns kind, settings and ``made_by``, without settings that do not affect what is found or
-        saved."""
+        """Returns kind, settings and ``made_by``, without settings that do not affect what is found or saved."""
         return {"kind": self.kind, **self.index_class.made_by, **self.decisive_settings()}
 
     def decisive_settings(self) -> dict[str, Any]:

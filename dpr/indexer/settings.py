@@ -9,7 +9,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, Settings, setting
 
 DEFAULT_WEIGHT = 0.4
-"""Share of the dense side in a hybrid where none was chosen. Of all ways to fuse, it loses least with the
+"""Share of the dense side in a hybrid where none was chosen. Among all ways to fuse, it loses least with the
 encoder and the collection that suit it worst (table: benchmarks/results/hybrid_weight.md, made by
 benchmarks/hybrid_weight.py)."""
 

@@ -55,8 +55,7 @@ class MtebModel:
         prompt_type: Any = None,
         **options: Any,
     ) -> np.ndarray:
-        """Returns vectors (N, D) float32 of the batches, of questions if ``prompt_type`` says so, else of
-        passages."""
+        """Returns vectors (N, D) float32 of the batches, of questions if ``prompt_type`` says so, else of passages."""
         prompt = task_metadata.prompt if self.instruction else None
         stated = prompt.get("query") if isinstance(prompt, Mapping) else prompt
         prefix = self.instruction.format(instruction=stated) if stated else None

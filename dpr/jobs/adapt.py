@@ -75,15 +75,14 @@ RECORD = "stage.json"
 _FORMAT = 3
 RESULT = "adapted.json"
 FITTED = "fitted"
-"""Model of that stage, as a checkpoint of its run."""
+"""Checkpoint of the fitted model in the run of its stage."""
 _TORCHRUN = """\
 import sys
 from torch.distributed import run
 sys.excepthook = lambda *_: None
 run.main()
 """
-"""torchrun without its final traceback after a process or a signal has ended it; the processes state the
-cause."""
+"""torchrun without its final traceback after a process or a signal has ended it; the processes state the cause."""
 DETAILS = "log.txt"
 """File of the stages' commands and all that they print."""
 TEMPERATURE = 0.15

@@ -105,8 +105,7 @@ def run(config: ExportConfig) -> None:
 
 
 def _fill_store(config: ExportConfig) -> None:
-    """Puts the vectors into the store that the settings name, or the rest of them if an earlier run was
-    killed."""
+    """Puts the vectors into the store that the settings name, or the rest of them if an earlier run was killed."""
     out = str(config.out)
     if config.to != "pgvector" and "://" not in out:
         require_writable(out, folder=True)

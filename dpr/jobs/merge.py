@@ -32,8 +32,8 @@ PROVENANCE = "merge.json"
 
 
 def run(config: MergeConfig) -> None:
-    """Prints the metric of each candidate and writes the best; of equals the first, which is nearest to the
-    base."""
+    """Prints the metric of each candidate and writes the best; among equals, the first, which is nearest to
+    the base."""
     models = _opened(config)
     weights = [{name: tensor.clone() for name, tensor in each.weights().items()} for each in models.values()]
     fingerprints = {name: each.fingerprint for name, each in models.items()}

@@ -1,5 +1,5 @@
-"""``dpr mine``: hard negatives for training data; ``dpr score``: a teacher's scores. Both open the models and
-vectors to search with here."""
+"""``dpr mine``: hard negatives for training data; ``dpr score``: a teacher's scores. This module also opens
+the models and vectors that both search with."""
 
 from __future__ import annotations
 

@@ -431,8 +431,7 @@ def build_in(
 def add_to(
     folder: Path | None, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Any]
 ) -> StoredCorpus:
-    """Stores more passages in a folder, and returns the corpus with them. ``sides`` are those that are
-    open."""
+    """Stores more passages in a folder, and returns the corpus with them. ``sides`` are those that are open."""
     if folder is None or not (folder / FILE).is_file():
         raise ConfigError(
             "passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build"

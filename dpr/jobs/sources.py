@@ -131,8 +131,7 @@ def _expand(pattern: str) -> tuple[Path, ...]:
 
 
 def _short_name(file_name: str) -> str:
-    """Returns a name without its endings: ``nq-train.json.gz`` -> ``nq-train``; ``part-*.jsonl`` ->
-    ``part``."""
+    """Returns a name without its endings: ``nq-train.json.gz`` -> ``nq-train``; ``part-*.jsonl`` -> ``part``."""
     stem = file_name
     for suffix in (".gz", ".jsonl", ".json", ".tsv", ".parquet"):
         stem = stem.removesuffix(suffix)
@@ -226,8 +225,7 @@ def _resolve_file(
 
 
 def _read_entry(kind: _Kind, name: str, entry: Any) -> Any:
-    """Returns the options of an entry. A text or a list is its ``file``; options given as null keep their
-    default."""
+    """Returns the options of an entry. A text or a list is its ``file``; options given as null keep their default."""
     key = f"{kind.key}.{name}"
     if isinstance(entry, str | list | tuple):
         entry = {"file": entry}

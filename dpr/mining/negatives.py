@@ -388,8 +388,7 @@ def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[T
 
 
 def as_written(score: float | None) -> float | None:
-    """Returns a score as files hold it: with six decimals, where float32, in which training reads it, usually
-    ends."""
+    """Returns a score as files hold it: with six decimals, where float32, in which training reads it, usually ends."""
     return None if score is None else round(score, 6)
 
 

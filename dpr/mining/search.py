@@ -68,8 +68,7 @@ class MiningCorpus:
         return self.texts.id_at(row)
 
     def passage(self, key: str) -> Passage:
-        """Returns a passage of the corpus. A passage without an id stays without, so that its text identifies
-        it."""
+        """Returns a passage of the corpus. A passage without an id stays without, so that its text identifies it."""
         passage = self.texts.passage(key)
         return replace(passage, id=None) if key.startswith(_MADE) else passage
 
@@ -146,8 +145,7 @@ class LexicalSearch:
         return BLOCK_ROWS
 
     def metadata(self) -> dict[str, Any]:
-        """Returns everything that determines the result, as JSON. If any of it changes, mining starts
-        over."""
+        """Returns everything that determines the result, as JSON. If any of it changes, mining starts over."""
         return self._choice.metadata()
 
     def prepare(self, corpus: MiningCorpus) -> None:
@@ -298,8 +296,7 @@ class DenseSearch:
         return [[next(values) for _ in rows] for rows in passages]
 
     def _dots(self, questions: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Returns scores (n,) of pairs of a question's place and a passage's row. Only these rows are
-        read."""
+        """Returns scores (n,) of pairs of a question's place and a passage's row. Only these rows are read."""
         places, rows = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         order = np.argsort(rows, kind="stable")
         scores = np.empty(len(rows), dtype=np.float32)

@@ -138,8 +138,7 @@ dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv processes=2
 dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/first hybrid=linear
 """
     hybrid: str = setting("none", choices=("none", "linear"))
-    """linear: the weighted sum of model_file's and BM25's scores, by which dpr retrieve hybrid=linear
-    ranks."""
+    """linear: the weighted sum of model_file's and BM25's scores, by which dpr retrieve hybrid=linear ranks."""
     hybrid_weight: float = setting(DEFAULT_WEIGHT, least=0, most=1)
     """Share of the model in the hybrid."""
 

@@ -53,8 +53,7 @@ _MAX_POSITIONS = 1 << 24
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Returns the settings in a file; empty if there is none. Raises CheckpointError if it holds no
-    object."""
+    """Returns the settings in a file; empty if there is none. Raises CheckpointError if it holds no object."""
     found = read_json(file) if os.path.lexists(file) else {}  # an existing path must be a file
     if not isinstance(found, dict):
         raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
@@ -395,8 +394,7 @@ def is_without_weights(folder: Path) -> bool:
 def backbone_from_config(
     config: Any, *, dropout: float | None = None, attention_dropout: float | None = None
 ) -> nn.Module:
-    """Makes a backbone with random weights. Each call copies the config, because models keep settings on
-    it."""
+    """Makes a backbone with random weights. Each call copies the config, because models keep settings on it."""
     config = copy.deepcopy(config)
     set_dropout(config, dropout, attention_dropout)
     backbone = auto_class(config).from_config(

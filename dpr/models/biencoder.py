@@ -549,20 +549,21 @@ class BiEncoder(nn.Module):
         **others: Any,
     ) -> BiEncoder:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
-        Hugging Face or peft, or a checkpoint file of the original DPR.
+        Hugging Face or peft, or a checkpoint file of the original DPR. The model is in evaluation mode. A
+        name that is none of these here is looked up on the hub (``local_model``); nothing else needs the
+        network.
 
-        The model is in evaluation mode; loading needs no network. A name that is none of these here is looked
-        up on the hub (``local_model``).
-
-        The lengths in ``settings`` are in effect. Its other values are for third-party folders, which state
-        less. Values that the folder does state (pooling, prompt) take precedence. ``text`` names prompts,
-        title template and apostrophe rule of a model that states none or, with ``allow_other_prompts``, in
-        place of its own; ``prompts`` does the same by the names query and document, as in
-        sentence-transformers. ``pretrained_model_cfg``, ``special_tokens`` and ``trailing_sep`` are for files
-        of the original, which have no config, no tokenizer, and need its stray [SEP].
-        ``pretrained_model_cfg`` names the model to take config and tokenizer from, instead of the name in the
-        file, or the model that adapters belong to. The temperature is that of the checkpoint unless
-        ``options`` state one.
+        Args:
+            options: how it runs, and a temperature in place of the checkpoint's.
+            pretrained_model_cfg: model that a file of the original takes config and tokenizer from, or that
+                adapters belong to, instead of the name in the file.
+            special_tokens, trailing_sep: for files of the original, which state neither and need its stray
+                [SEP].
+            settings: lengths, and values that a third-party folder does not state. Values that it does state
+                (pooling, prompt) take precedence.
+            text: prompts, title template and apostrophe rule of a model that states none or, with
+                ``allow_other_prompts``, in place of its own.
+            prompts: the same by the names query and document, as in sentence-transformers.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.

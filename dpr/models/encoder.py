@@ -88,8 +88,7 @@ class Encoder(nn.Module):
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: tuple[int, int] | None = None
         self._first = 0
-        """First position of the backbone; ``_last`` is the token of ``attend_to_last`` and its position, from
-        0."""
+        """Backbone's first position; ``_last`` is the token of ``attend_to_last`` and its position, from 0."""
         self.adapter = adapter
         self.is_sharded = False
         """True if its weights are spread over ranks (``dpr.training.compute``). These must call it equally

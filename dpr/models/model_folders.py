@@ -102,8 +102,7 @@ class ForeignTower(NamedTuple):
     has_token_types: bool = False
     """True if its backbone takes token types. The library passes them to it; the toolkit leaves them out."""
     settings: Mapping[str, Any] = {}
-    """Settings that follow from its weights: ``projection_dim`` and, of an adapter, rank, scale and
-    layers."""
+    """Settings that follow from its weights: ``projection_dim`` and, of an adapter, rank, scale and layers."""
     base: BaseModel | None = None
     """Model that its adapter belongs to."""
 
@@ -445,8 +444,7 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
 
 
 def write_dense(folder: Path, weight: Tensor, bias: Tensor | None, activation: str) -> None:
-    """Writes a linear layer with the matrix (outputs, inputs) and ``encoder.projection_activation`` after
-    it."""
+    """Writes a linear layer with the matrix (outputs, inputs) and ``encoder.projection_activation`` after it."""
     rows, columns = weight.shape
     function = next(function for function, name in _ACTIVATIONS.items() if name == activation)
     stated = {
@@ -774,8 +772,7 @@ def _temperature(value: Any, file: Path) -> float | None:
 
 
 def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
-    """Reads one tower, or the two of a Router, from the modules of the folder. Each side has its own
-    length."""
+    """Reads one tower, or the two of a Router, from the modules of the folder. Each side has its own length."""
     sides = read_modules(folder)
     settings, stated = described_settings(folder, sides, settings)
     read: dict[Modules, tuple[ForeignTower, int | None]] = {}

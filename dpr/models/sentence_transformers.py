@@ -91,8 +91,7 @@ _PLAIN_BODY: dict[str, Any] = {
 
 
 class Modules(NamedTuple):
-    """Modules that texts pass, by their folders. ``kind`` is that of ``body``. None stands for an absent
-    module."""
+    """Modules that texts pass, by their folders. ``kind`` is that of ``body``. None stands for an absent module."""
 
     kind: str
     body: Path

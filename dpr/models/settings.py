@@ -85,14 +85,12 @@ class VectorSettings(Settings):
     """Width of the adapters' matrices. Their output is scaled by 2."""
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
-    """Cut vectors to this many first numbers, as Matryoshka training makes possible (loss.dimensions); 0 =
-    all."""
+    """Cut vectors to this many first numbers, as Matryoshka training makes possible (loss.dimensions); 0 = all."""
 
 
 @dataclass
 class EncoderSettings(VectorSettings, TextSettings):
-    """Settings that, besides the config of the backbone, determine the vector of a text. Stored in every
-    checkpoint."""
+    """Settings that, besides the config of the backbone, determine the vector of a text. Stored in every checkpoint."""
 
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True)
     projection_dim: int = setting(0, least=0)

@@ -1,5 +1,4 @@
-"""Trials of a backbone: properties that only running it shows, on a few random tokens, once when a tower is
-made."""
+"""Trials of a backbone: properties that only running it shows, on a few random tokens, once when a tower is made."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def padded_states(backbone: Any, batch: TokenBatch, **options: Any) -> Tensor:
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """True if states (T, D) are the same up to rounding, relative to how much they vary from token to
-    token."""
+    """True if states (T, D) are the same up to rounding, relative to how much they vary from token to token."""
     if found.shape != expected.shape:
         return False
     spread = (expected - expected.mean(0)).square().mean().sqrt()

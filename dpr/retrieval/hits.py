@@ -1,5 +1,4 @@
-"""Results of a search of ``dpr.Retriever``, and the part of a text that contains the words of the
-question."""
+"""Results of a search of ``dpr.Retriever``, and the part of a text that contains the words of the question."""
 
 from __future__ import annotations
 

@@ -187,8 +187,7 @@ AnyRetriever = DenseRetriever | LexicalRetriever | HybridRetriever
 
 
 def warn_of_unknown_words(retriever: AnyRetriever, questions: Sequence[str], source: str) -> None:
-    """Warns if a model lacks many words of the questions, judged by the first ones. A lexical retriever lacks
-    none."""
+    """Warns if a model lacks many words of the questions, judged by the first ones. A lexical retriever lacks none."""
     dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
     if isinstance(dense, DenseRetriever):
         tokens = question_batch(dense.model, questions[:_LOOKED_AT], dense.form).tokens

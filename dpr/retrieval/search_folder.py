@@ -55,8 +55,7 @@ class SearchSettings:
     file: see ``confined``."""
 
     def write(self, folder: Path) -> None:
-        """Writes ``search.json`` into the folder. Patterns that ``confined`` refuses are replaced by their
-        matches."""
+        """Writes ``search.json`` into the folder. Patterns that ``confined`` refuses are replaced by their matches."""
         files: list[str] = []
         for pattern in self.encoded_ctx_files:
             found = matching_paths(pattern) if is_wide(pattern) else []

@@ -148,8 +148,7 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     """none, or linear: fuses the dense ranking with BM25's, by a weighted sum of normalised scores."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
     """Share of the dense side in the hybrid, 0 to 1. Absent = 0.4, with which a poor dense side costs little
-    and a good one gains. A model better than BM25 takes 0.5 to 0.6; tune_hybrid_weight on a dev set finds its
-    own."""
+    and a good one gains. A model better than BM25 takes 0.5 to 0.6; tune_hybrid_weight on a dev set finds its own."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs if that is larger."""
     tune_hybrid_weight: bool = False

@@ -44,8 +44,7 @@ class AttentionOptions(NamedTuple):
         return self.window is None or self.window >= length
 
     def mask(self, position: Tensor, length: int) -> Tensor:
-        """Returns (n, 1, Q, L), True where seen, for queries at ``position`` (n, Q) and keys 0 to ``length``
-        - 1."""
+        """Returns (n, 1, Q, L), True where queries at ``position`` (n, Q) see keys 0 to ``length`` - 1."""
         behind = position[:, None, :, None] - torch.arange(length, device=position.device)
         return ((behind >= 0) if self.causal else True) & (behind.abs() < (self.window or length))
 
@@ -81,8 +80,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Layout that pads sequences of similar length to the same length inside attention, which is torch's
-    SDPA."""
+    """Layout that pads sequences of similar length to the same length inside attention, which is torch's SDPA."""
 
     regions: tuple[Region, ...]
 
@@ -328,8 +326,7 @@ def padded(tokens: Tensor, region: Region) -> Tensor:
 
 
 def packed_states(backbone: Any, words: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """Returns the backbone's last hidden states (T, D) of a pack of ``words`` (T, D) at ``positions``
-    (T,)."""
+    """Returns the backbone's last hidden states (T, D) of a pack of ``words`` (T, D) at ``positions`` (T,)."""
     # Our attention does not read this mask. Without it transformers looks for packs in the positions of
     # causal backbones, and waits for the device.
     options = {"attention_mask": words.new_zeros(1, 1, 1, 1), "packed_layout": layout}

@@ -54,8 +54,8 @@ def enable_pruning(backbone: Any, first_position: int) -> bool:
     """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n,
     D). Returns whether it does.
 
-    It is tried on random sequences, two of them longer than any window, read at their ends and within, with
-    and without. A backbone whose output differs is left as it was.
+    It is tried on random sequences, two of them longer than any window, which are read at their ends and
+    within. A backbone whose states differ from those of the whole layer is left as it was.
     """
     if not layers_of(backbone):
         return False

@@ -79,8 +79,7 @@ class VarlenLayout:
 
 
 def arithmetic_of(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of attention, which is autocast's if that is on. Autocast covers SDPA but not this
-    kernel."""
+    """Returns the dtype of attention, which is autocast's if that is on. Autocast covers SDPA but not this kernel."""
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return dtype
