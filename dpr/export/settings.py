@@ -127,8 +127,8 @@ class ExportConfig(StoreSettings, VectorModelSettings):
 
 @dataclass
 class MergeConfig(DeviceSettings):
-    """Averages the weights of a tuned model with those of its base model, or of several models. Candidates
-    are compared by a search with dev questions in their corpus."""
+    """Averages the weights of a tuned model with those of its base model, or of several models. The best
+    candidate is chosen by a search with dev questions in their corpus."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr merge base=models/base tuned=runs/first out=models/merged set=data/dev

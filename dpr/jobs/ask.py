@@ -1,4 +1,4 @@
-"""``dpr search``: searches a finished run for one question, or for one after another."""
+"""``dpr search``: searches a finished run with one question, or with one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SNIPPET_LINES = 3
 
 @dataclass
 class SearchCommand(DeviceSettings):
-    """Searches a run folder for a question, or opens a prompt when none is given."""
+    """Searches a run folder with a question, or opens a prompt if none is given."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr search runs/quickstart "read a csv file"

@@ -99,7 +99,7 @@ class QuestionSetConfig(Settings):
 
 @dataclass
 class RetrievalConfig(CorpusCatalogue, CudaSettings, ModelSettings):
-    """Searches for a set of questions and evaluates the results."""
+    """Finds passages for a set of questions and evaluates the rankings."""
 
     FIRST: ClassVar[str] = """\
 model_file qa_dataset ctx_datasets encoded_ctx_files out_file qrels match n_docs
