@@ -60,11 +60,9 @@ def current_ranks() -> Ranks:
 def require_ranks() -> None:
     """Raises ConfigError if a launcher (srun, mpirun) has started the program several times without ranks;
     each process would train alone."""
-    for names in (
-        "SLURM_PROCID SLURM_NTASKS",
-        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
-        "PMI_RANK PMI_SIZE",
-    ):
+    # A batch script of Slurm is task 0, too, but no step.
+    slurm = "SLURM_NTASKS" if launched("SLURM_PROCID") else "SLURM_STEP_NUM_TASKS"
+    for names in (f"SLURM_PROCID {slurm}", "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE", "PMI_RANK PMI_SIZE"):
         number, count = names.split()
         if "RANK" not in os.environ and number in os.environ and (tasks := launched(count)) > 1:
             raise ConfigError(

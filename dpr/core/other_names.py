@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def missing(holder: Any, name: str) -> Any:
     raise AttributeError(f"{kind.__name__} has no attribute {name!r}{hint(name)}")
 
 
-class Hinting(type):
+class Hinting(ABCMeta):
     """Metaclass of classes whose missing attributes are answered by ``missing``."""
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there

@@ -209,14 +209,24 @@ def listed(value: Any) -> list[Any]:
 Base = TypeVar("Base", bound="Settings")
 
 
+class _OwnSignature:
+    """The signature of the constructor, which ``Settings.__new__`` hides."""
+
+    def __get__(self, made: Any, kind: type[Any]) -> inspect.Signature:
+        given = inspect.signature(kind.__init__)
+        return given.replace(parameters=list(given.parameters.values())[1:])
+
+
 @dataclass
 class Settings:
     """Base of the settings dataclasses. They are not frozen, because Hydra refuses overrides of frozen
     ones."""
 
+    __signature__ = _OwnSignature()
+
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Raises TypeError for unknown names, listing all of them with the lines to write."""
-        refuse(given, f"{cls.__name__}()", cls.__dataclass_fields__)
+        refuse(given, f"{cls.__name__}()", inspect.signature(cls).parameters)
         return super().__new__(cls)
 
     @classmethod

@@ -9,6 +9,7 @@ import binascii
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ _READ: dict[str, int | None] = {
 _OWN = ("encoder_settings.json", "token_frequencies.json")
 _LONGEST_TEXT = 1 << 14
 _GROWTH = {"BertNormalizer": 3, "Metaspace": 2, "ByteLevel": 4}
-_MOST_GROWTH = 250
+_GROWTH_OF_FORMS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3}
+"""Of letters that an earlier step writes; hardly any letter of a text is one that these make longer."""
+_MOST_GROWTH = 1000
 """Maximum number of characters that a tokenizer's steps may make from one. A table of SentencePiece makes up
 to 18, and steps that put spaces around punctuation 12 each."""
 
@@ -172,8 +175,10 @@ def steps_of(part: Any) -> list[dict[str, Any]]:
     """Returns the normalizers, or pre-tokenizers, that texts pass one after the other."""
     if not isinstance(part, dict):
         return []
-    inner = part.get("normalizers", part.get("pretokenizers"))
-    return [part] if inner is None else [step for each in listed(inner) for step in steps_of(each)]
+    if part.get("type", "Sequence") != "Sequence":
+        return [part]
+    inner = [*listed(part.get("normalizers")), *listed(part.get("pretokenizers"))]
+    return [step for each in inner for step in steps_of(each)]
 
 
 def _growth(steps: Sequence[dict[str, Any]]) -> float:
@@ -183,10 +188,13 @@ def _growth(steps: Sequence[dict[str, Any]]) -> float:
     From the last step to the first, every character has a bound: the characters that the later steps make
     from it. The output of a step is divided among the characters that it replaces.
     """
+    texts = [str(step.get("content", step.get("prepend", ""))) for step in steps]
+    growing = [len(unicodedata.normalize("NFKD", text.lower())) > len(text) for text in texts]
     bounds = {"": 1.0}  # this one is that of all other characters
-    for step in reversed(steps):
+    for number in reversed(range(len(steps))):
+        step = steps[number]
         kind = str(step.get("type"))
-        written = str(step.get("content", step.get("prepend", "")))
+        written = texts[number]
         made = sum(bounds.get(letter, bounds[""]) for letter in written)
         pattern = step.get("pattern")
         replaced = str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
@@ -194,7 +202,8 @@ def _growth(steps: Sequence[dict[str, Any]]) -> float:
             bounds[letter] = max(made / len(replaced), bounds.get(letter, bounds[""]))
         if not replaced:  # an expression may match beside any character
             table = step.get("precompiled_charsmap")
-            longest = _longest_in(table) if kind == "Precompiled" else _GROWTH.get(kind, 1)
+            kinds = _GROWTH | _GROWTH_OF_FORMS if any(growing[:number]) else _GROWTH
+            longest = _longest_in(table) if kind == "Precompiled" else kinds.get(kind, 1)
             bounds = {"": max(bounds.values()) * longest + made}
     return max(bounds.values())
 

@@ -227,7 +227,7 @@ class FaissIndex(Index):
             ConfigError: faiss may crash on it.
         """
         lists = min(_MOST_LISTS, 1 << round(np.log2(2 * np.sqrt(num_vectors))), num_vectors)
-        parts = (settings.factory or f"IVF{lists},{cls._codes}").split(",")
+        parts = (settings.factory.replace(" ", "") or f"IVF{lists},{cls._codes}").split(",")
         factory = ",".join(part for part in parts if part not in ("IDMap", "IDMap2"))  # ids are kept here
         if not _FACTORY.fullmatch(factory):
             raise ConfigError(

@@ -531,7 +531,8 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) ->
         ConfigError: ``out`` holds other files, and no such stage.
         StopRequested: a signal asked to stop.
     """
-    if out.is_dir() and not any((out / name / RECORD).is_file() for name in first):
+    stages = [record.parent for record in out.glob(f"*/{RECORD}")]
+    if out.is_dir() and not any(stage.name in (*first, record_of(stage).get("stage")) for stage in stages):
         others = [path.name for path in sorted(out.iterdir()) if not path.name.startswith(".")]
         others = [name for name in others if name not in (*first, LOCK_FILE, DETAILS)]
         if others:

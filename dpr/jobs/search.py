@@ -437,6 +437,7 @@ def add_to(
             "passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build"
             " makes both"
         )
+    folder = folder.absolute()  # as the paths that search.json states are read
     with held(folder / FILE, file=lock_of(folder / FILE)):
         old = corpus.settings
         if SearchSettings.read(folder).passages != old.passages:

@@ -226,12 +226,8 @@ class Mining(BlockJob):
     def prepare(self) -> None:
         if self.corpus_file is not None:
             rows = counted(range(len(self.train)), "looking for the positives", unit="questions")
-            # Compared by their texts: ids are equal wherever two corpora are numbered.
-            found_at = [self.corpus.row_of(passage) for row in rows for passage in self.train[row].positives]
-            is_held = [row is not None for row in found_at]
-            found = (
-                f"holds the texts of {sum(is_held):,} of the {len(is_held):,} positives of the training data"
-            )
+            is_held = [self.corpus.holds(passage) for row in rows for passage in self.train[row].positives]
+            found = f"holds {sum(is_held):,} of the {len(is_held):,} positives of the training data"
             if not any(is_held) and not self.settings.allow_missing:
                 raise InputError(
                     found,

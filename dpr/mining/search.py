@@ -16,6 +16,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage, plain, text_hash
+from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -75,6 +76,14 @@ class MiningCorpus:
     def row_of(self, passage: Passage) -> int | None:
         """Returns the row of the (first) passage with this text."""
         return next(self._by_text.rows(text_hash(plain(passage.text))), None)
+
+    def holds(self, passage: Passage) -> bool:
+        """Returns True if a passage with this text is there, or one with this id and nearly the same words."""
+        if self.row_of(passage) is not None:
+            return True
+        found = self.texts.passages_with([passage.id] if passage.id else [])
+        words = words_of(passage.text)
+        return any(jaccard(words_of(other.text), words) >= NEAR_DUPLICATE for other in found.values())
 
     def named(self, passage: Passage) -> Passage:
         """Returns a passage of the training data with its id in the corpus.

@@ -119,12 +119,16 @@ def files_of_model(path: Path) -> dict[str, Path]:
     for name, place in places:  # grows in the loop
         if os.path.isdir(place) and place.resolve() not in seen:
             seen.add(place.resolve())
-            inner = [each for each in os.listdir(place) if is_read(each) or each in _TOWERS]
+            inner = [each for each in sorted(os.listdir(place)) if is_read(each) or each in _TOWERS]
             places += [(os.path.join(name, each), place / each) for each in inner]
         if not os.path.isfile(place) or name in found:
             continue
         found[name] = place
-        stated = read_json(place) if _NAMING.fullmatch(place.name) else {}
+        own = place.parent.resolve() / place.name
+        if own in seen or not _NAMING.fullmatch(place.name):
+            continue
+        seen.add(own)
+        stated = read_json(place)
         for text in filter(is_below, texts_in(stated)):
             places.append((os.path.normpath(os.path.join(name, "..", text)), place.parent / text))
         if isinstance(stated, dict):

@@ -572,6 +572,8 @@ class BiEncoder(nn.Module):
         from dpr.models.model_folders import read_model  # readers of every library's folders
 
         refuse(others, "BiEncoder.load()")
+        if settings is not None:
+            settings.check_values("encoder.")
         options = options or TowerOptions()
         if prompts is not None:
             text = GivenTextSettings(

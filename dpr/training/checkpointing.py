@@ -33,7 +33,6 @@ logger = get_logger(__name__)
 
 MOST_FAILED_SAVES = 3
 SCALER_FILE = "scaler.json"
-CALLBACKS_FILE = "callbacks.json"
 
 
 class CheckpointFolder:
@@ -295,7 +294,7 @@ class StateOfRun:
             states = {
                 name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
             }
-            checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
+            checkpoints.write_json_file(folder, checkpoints.CALLBACKS_FILE, states)
 
         return write
 
@@ -305,7 +304,7 @@ class StateOfRun:
         state = checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
         restore_optimizer(self.model, self.optimizer, state)
         self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
-        states = read_json(folder / CALLBACKS_FILE)
+        states = read_json(folder / checkpoints.CALLBACKS_FILE)
         for name, callback in self._named_callbacks():
             if name in states:
                 callback.load_state_dict(states[name])

@@ -200,10 +200,13 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         now = _by_file(name, own.models[name])
         changed |= {key: (was.get(key), now.get(key)) for key in sorted(now) if was.get(key) != now.get(key)}
     free = _differences(identity.get("free", {}), own.free)
-    if stored.progress.step >= identity.get("free", {}).get("train.max_steps", math.inf):
+    callbacks = stored.folder / checkpoints.CALLBACKS_FILE
+    states = read_json(callbacks) if callbacks.is_file() else {}
+    is_stopped = any(state.get("stopped") for state in states.values())
+    if is_stopped or stored.progress.step >= identity.get("free", {}).get("train.max_steps", math.inf):
         # A value derived from more than its setting may differ: a warm-up from the number of steps, the
         # original's gradient limit from the number of processes.
-        given = flat_values(settings, (UPDATES,))
+        given = flat_values(settings, (UPDATES,)) | {"train.adam_betas": str(settings.train.betas())}
         is_scaled = settings.as_dpr and "environment.world_size" in free
         for key, values in free.items():
             if key in given and given[key] == own.free[key] and not is_scaled:

@@ -61,8 +61,8 @@ def make_plan(
     sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks
 ) -> Plan:
     """Returns the plan: the train sets cut into global batches of ``pool_size`` questions, as this rank sees
-    them, and the resulting steps. If no set has that many rows, a global batch has the rows of the smallest
-    set (with ``train.sampling.mixed``, of all sets), rounded down to a multiple of the ranks.
+    them, and the resulting steps. If the only set (with ``train.sampling.mixed``, all sets together) has fewer
+    rows, a global batch has all of them, rounded down to a multiple of the ranks.
 
     Raises:
         ConfigError: an epoch has fewer global batches than an update takes, or a set has fewer rows than
@@ -71,9 +71,9 @@ def make_plan(
     train = settings.train
     rows = [len(source) for source, _ in sets]
     whole = [sum(rows)] if train.sampling.mixed else rows
-    fitting = min(whole) // ranks.world_size * ranks.world_size
+    fitting = whole[0] // ranks.world_size * ranks.world_size
     # With rates, rows may fill a global batch by occurring several times.
-    if fitting and max(whole) < pool_size and settings.train_sampling_rates is None:
+    if fitting and len(whole) == 1 and whole[0] < pool_size and settings.train_sampling_rates is None:
         logger.info("all training rows make a batch of %d questions, fewer than %d", fitting, pool_size)
         pool_size = fitting
     seed = settings.seed

@@ -392,7 +392,8 @@ class EarlyStopping(Callback):
             run.request_stop(f"{self._watched} has not improved for {self._bad} validations")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"watched": self._watched, "best": self._best, "bad": self._bad}
+        is_stopped = self._bad >= self.patience
+        return {"watched": self._watched, "best": self._best, "bad": self._bad, "stopped": is_stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._watched = state["watched"]

@@ -42,7 +42,9 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
         ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
         ({"SLURM_NTASKS": "4"}, None),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "RANK": "0", "WORLD_SIZE": "1"}, None),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, r"one of 4 tasks \(SLURM_NTASKS=4\).*torchrun"),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "1"}, r"one of 4 tasks \(SLURM_NTASKS=4\).*torchrun"),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "one of 4 tasks"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "one of 2 tasks"),
         ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, None),
         (

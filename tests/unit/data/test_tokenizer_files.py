@@ -124,6 +124,31 @@ def test_the_steps_of_todays_tokenizers_are_read(family: str, tmp_path: Path) ->
     check_tokenizer_files(tmp_path)
 
 
+GROWING = {
+    "forms": [
+        normalizers.Replace("a", "\u0644"),
+        *[normalizers.Replace("\u0644", "\ufdfa"), normalizers.NFKC()] * 4,
+    ],
+    "lower case": [*[normalizers.Replace("i", "\u0130" * 9), normalizers.Lowercase()] * 4],
+}
+
+
+@pytest.mark.parametrize("steps", GROWING.values(), ids=GROWING)
+def test_steps_that_multiply_a_text_together_are_refused(steps: list[Any], tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(unigram(tmp_path) / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    assert len(tokenizer.normalizer.normalize_str("ai")) > 2000
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"its steps can make [\d,]+ characters of one"):
+        check_tokenizer_files(tmp_path)
+
+
+def test_a_step_that_pretends_to_hold_others_is_one_step(tmp_path: Path) -> None:
+    change(unigram(tmp_path), "tokenizer.json", normalizer=GREEDY | {"normalizers": []})
+    with pytest.raises(InputError, match="its steps can make 1,998 characters of one"):
+        check_tokenizer_files(tmp_path)
+
+
 def test_another_file_of_the_tokenizer_is_looked_at_too(tmp_path: Path) -> None:
     change(unigram(tmp_path), "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.json"])
     (tmp_path / "tokenizer.4.0.json").write_bytes((tmp_path / "tokenizer.json").read_bytes())

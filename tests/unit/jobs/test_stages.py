@@ -199,6 +199,14 @@ def test_only_the_stages_of_the_folder_itself_are_made_again(tmp_path: Path) -> 
         two(tmp_path / "a" / "mine", job)
 
 
+def test_a_stage_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    job = Job()
+    two(tmp_path, job)
+    shutil.rmtree(tmp_path / "a")
+    two(tmp_path, job)
+    assert (tmp_path / "a" / "out.txt").exists()
+
+
 def test_a_stage_is_not_made_in_a_folder_of_something_else(tmp_path: Path) -> None:
     job = Job()
     for name in ("a", "b"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,19 @@ def test_a_name_of_sentence_transformers_is_answered(folder: Path, asks: Any, li
     with pytest.raises((AttributeError, ConfigError, ImportError, TypeError)) as error:
         asks(BiEncoder(folder), folder)
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_classes_that_answer_stay_ordinary_classes() -> None:
+    class Mixed(Retriever, ABC):
+        pass
+
+    class Own(TowerOptions):
+        def __init__(self, mine: int = 1) -> None:
+            super().__init__(packed=mine > 1)
+
+    assert issubclass(Mixed, Retriever)
+    assert not Own(mine=1).packed
+    assert {"pooling", "shared"} <= set(signature(EncoderSettings).parameters)
 
 
 def test_what_is_answered_is_there(folder: Path) -> None:

@@ -184,5 +184,10 @@ def test_what_is_read_is_a_file_of_the_model_wherever_it_lies(tmp_path: Path) ->
     (tmp_path / "adapter" / "1_Pooling" / "loop").symlink_to(tmp_path / "adapter")
     write_json(tmp_path / "adapter" / "modules.json", [{"path": "1_Pooling/loop"}, {"path": "modules.json"}])
     assert len(files_of_model(tmp_path / "adapter")) == len(found) - 1
+    for name in ("a", "b"):
+        (base / name).symlink_to(".")
+    write_json(base / "modules.json", [{"path": "", "more": ["a/modules.json", "b/modules.json"]}])
+    assert len(files_of_model(base)) < 20, "links that lead back are followed once"
+    (base / "modules.json").unlink()
     (base / "model.safetensors").unlink()
     assert base / "config.json" in files_of_model(tmp_path / "adapter").values()

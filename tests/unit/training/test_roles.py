@@ -185,6 +185,10 @@ def test_a_finished_run_takes_more_steps_and_a_value_that_is_spelled_another_way
     config.train.adam_betas = "[0.9,0.999]"
     assert start(folder, config).step == 2
     assert "train.warmup_steps changed from 0 to 1" in caplog.text and "adam_betas" not in caplog.text
+    config.train.adam_betas = "[0.8,0.9]"
+    with pytest.raises(CheckpointError, match=r"different run: train.adam_betas was"):
+        start(folder, config)
+    config.train.adam_betas = "[0.9,0.999]"
     config.train.warmup_steps = 3
     with pytest.raises(CheckpointError, match=r"different run: train.warmup_steps was 0, is now 3"):
         start(folder, config)
@@ -201,6 +205,18 @@ def test_another_learning_rate_of_a_run_that_goes_on_is_only_warned_about(
     config.train.learning_rate = 0.5
     assert start(folder, config).step == 3
     assert "resuming with train.learning_rate changed from" in caplog.text
+
+
+def test_a_run_that_early_stopping_ended_is_finished(folder: Path, tmp_path: Path) -> None:
+    config = config_of(folder)
+    config.output_dir = str(tmp_path / "run")
+    config.train.max_steps = 9
+    config.train.learning_rate = 0.0  # which improves nothing
+    config.train.early_stopping.patience = 1
+    trainer(folder, config).train()
+    config.train.learning_rate = 0.5
+    with pytest.raises(CheckpointError, match="different run: train.learning_rate was 0.0, is now 0.5"):
+        start(folder, config)
 
 
 def test_the_same_settings_bring_no_word(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
