@@ -90,7 +90,7 @@ def check_files(folder: Path, *, within: Path | None = None) -> None:
                 file=file,
                 expected=f"a file inside {folder}, or a blob of a hub's cache that it is in",
             )
-        if most is not None and entry.is_file() and (size := entry.stat().st_size) > most:
+        if most is not None and file.is_file() and (size := entry.stat().st_size) > most:
             raise InputError(f"has {size:,} bytes", file=file, expected=f"at most {most:,}")
         if not entry.name.endswith(".index.json"):
             continue
