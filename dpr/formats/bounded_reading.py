@@ -1,9 +1,9 @@
 """Reading of a folder's documents in a separate process that bounds the time and memory of each document. A
 document that exceeds them, or crashes its parser, ends the process; another process reads the next one.
 
-This module is the program of that process. A line of JSON names a file, and a line answers it. Nothing else
-is shared, so that any program can read documents, whatever its threads and its main module. The process ends
-with the program.
+This module is the program of that process. It says that it is ready; then a line of JSON names a file, and a
+line answers it. Nothing else is shared, so that any program can read documents, whatever its threads and its
+main module. The process ends with the program.
 """
 
 from __future__ import annotations
@@ -35,27 +35,42 @@ _REASON = (
 
 
 def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document | str]]:
-    """Yields the documents with their names, in order; for one that cannot be read, the reason instead."""
+    """Yields the documents with their names, in order; for one that cannot be read, the reason instead.
+
+    Raises:
+        DprError: the process that reads them does not start.
+    """
     waiting = dict(files)
+    failed = ""  # the document whose reader ended last
     while waiting:
-        with subprocess.Popen(
-            [sys.executable, "-P", "-m", "dpr.formats.bounded_reading"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is the program's
-        ) as child:
+        is_started = False
+        with (
+            suppress(OSError),  # it does not start, or has ended
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "dpr.formats.bounded_reading"],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is the program's
+            ) as child,
+        ):
             assert child.stdin and child.stdout
+            is_started = "ready\n" in child.stdout
             try:
                 for name in list(waiting):
-                    print(json.dumps([str(waiting.pop(name)), name]), file=child.stdin, flush=True)
+                    print(json.dumps([str(waiting[name]), name]), file=child.stdin, flush=True)
                     answer = child.stdout.readline()
-                    if not answer.endswith("\n"):
-                        yield name, _REASON
+                    # Unless its clock has ended the process, another one may have. The document is read again.
+                    if answer.endswith("\n"):
+                        found = json.loads(answer)
+                    elif child.wait() == -signal.SIGPROF or name == failed:
+                        found = _REASON
+                    else:
+                        failed = name
                         break
-                    found = json.loads(answer)
+                    del waiting[name]
                     if not isinstance(found, str):
                         title, sections, *rest = found
                         made = (
@@ -66,6 +81,11 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
                     yield name, found
             finally:
                 child.kill()
+        if not is_started:
+            raise DprError(
+                "the process that reads documents does not start; run this command to see why:"
+                f" {sys.executable} -m dpr.formats.bounded_reading"
+            )
 
 
 def _serve() -> None:
@@ -74,6 +94,7 @@ def _serve() -> None:
     sys.stdout = sys.stderr  # the output of a parser is no answer
     with suppress(AttributeError):  # Linux; elsewhere it ends when its document is read
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    print("ready", file=answers, flush=True)
     for request in sys.stdin:
         file, name = map(Path, json.loads(request))
         size = file.stat().st_size / 2**20 if file.is_file() else 0

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dpr.core.errors import DprError
 from dpr.formats.bounded_reading import read_documents
 from dpr.formats.documents import Document
 from tests.helpers.patience import patient
@@ -23,6 +25,7 @@ PARSERS = {
     "grows": "bytearray(2**32)",
     "prints": "print('to standard output'); return 'A page of text.'",
     "fails": "raise KeyError('/Root')",
+    "ends once": "os.path.exists('b') or (open('b', 'w').close(), os.kill(os.getpid(), signal.SIGKILL)); return 'A page.'",
     "waits": "open('pid', 'w').write(str(os.getpid())); time.sleep(600)",
 }
 
@@ -56,6 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], d
         pytest.param("grows", "1024 MB of memory", marks=on_linux),
         ("fails", "not a readable pdf file: '/Root'"),
         ("prints", ""),
+        ("ends once", ""),
     ],
 )
 def test_a_document_that_ends_its_reader_is_unread_and_the_next_is_read(
@@ -72,6 +76,36 @@ def test_text_is_bounded_by_the_size_of_the_file(tmp_path: Path) -> None:
     """A heading counts for each of its sections."""
     (tmp_path / "a.md").write_text(f"# first\n\n# {'h' * 50_000}\n" + "## part\nx\n\n" * 400)
     assert dict(read_documents({"a": tmp_path / "a.md"})) == {"a": "19 MB of text in a file of 0.1 MB"}
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "", "no such program"])
+def test_a_process_that_does_not_start_is_one_sentence(
+    folder: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    files = folder("prints")
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(DprError, match="the process that reads documents does not start; run this command"):
+        list(read_documents(files))
+
+
+def test_a_process_that_was_ended_between_documents_is_replaced(
+    folder: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path("a path"))  # type: ignore[arg-type]
+    readers = []
+
+    class Reader(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            readers.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Reader)
+    found = []
+    for _, document in read_documents(folder("prints")):
+        found.append(document)
+        readers[-1].kill()
+        readers[-1].wait()
+    assert len(found) == len(readers) == 3 and all(isinstance(one, Document) for one in found)
 
 
 def is_running(process: int) -> bool:
