@@ -222,7 +222,7 @@ def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tup
         return
     form = table_form(path, commas=is_csv_name(path))
     header = None
-    named = named_columns(form.first, _NAMES, {"titles": TITLES})
+    named = named_columns(form.first, _NAMES, {"titles": TITLES}, path)
     width = len(form.first)
     if columns == DEFAULT_COLUMNS and named is not None:
         header = form.first

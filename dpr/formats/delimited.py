@@ -104,10 +104,17 @@ def are_names(row: Sequence[str]) -> bool:
 
 
 def named_columns(
-    row: Sequence[str], needed: Mapping[str, tuple[str, ...]], optional: Mapping[str, tuple[str, ...]]
+    row: Sequence[str],
+    needed: Mapping[str, tuple[str, ...]],
+    optional: Mapping[str, tuple[str, ...]],
+    file: Path,
 ) -> dict[str, int] | None:
     """Returns the columns that a header names, by role, in any order; None if the row is no header, or lacks
-    a known name that is needed."""
+    a known name that is needed.
+
+    Raises:
+        InputError: the header has the name of a role twice.
+    """
     if not are_names(row):
         return None
     names = [normal_name(field) for field in row]
@@ -118,6 +125,12 @@ def named_columns(
             (name for name in known if name in names and names.index(name) not in columns.values()), None
         )
         if name is not None:
+            if names.count(name) > 1:
+                raise InputError(
+                    f"the header names the column {name} twice",
+                    file=file,
+                    hint="rename or remove one of them",
+                )
             columns[role] = names.index(name)
         elif role in needed:
             return None
@@ -135,35 +148,45 @@ class TableForm:
     """Fields of the first row."""
 
 
-def table_form(path: Path, *, commas: bool = False) -> TableForm:
-    """Returns the form of a file's rows. With ``commas``, commas or semicolons may separate them without a
-    header, too.
+def table_form(
+    path: Path, lines: Iterable[tuple[int, str]] | None = None, *, commas: bool = False
+) -> TableForm:
+    """Returns the form of a file's rows, or of those in numbered lines. With ``commas``, commas or semicolons
+    may separate them without a header, too.
 
     Raises:
-        InputError: an error of ``iter_lines``; wrong quotes in the first row of a csv file; a header that
-        names a known column twice.
+        InputError: an error of ``iter_lines``, or wrong quotes in the first row of a csv file.
     """
-    form = form_of(iter_lines(path), path, commas=commas)
-    names = [normal_name(name) for name in form.first]
-    for name in names:
-        if names.count(name) > 1 and name in ALL_NAMES:
-            raise InputError(
-                f"the header names the column {name} twice", file=path, hint="rename or remove one of them"
-            )
-    return form
+    head: list[tuple[int, str]] = []
+    left = _HEAD_CHARACTERS
+    for line, text in iter_lines(path) if lines is None else lines:
+        head.append((line, text))
+        left -= len(text) + 1
+        if left < 0:
+            break
+    texts = [text for _, text in head if text.strip()]
+    if not texts:
+        return TableForm()
+    stated = _STATED.fullmatch(texts[0])
+    if stated:
+        delimiter = stated[1]
+    else:
+        delimiter = "\t" if "\t" in texts[0] else _delimiter(head, commas=commas)
+    is_quoted = delimiter != "\t" or _has_csv_quotes(texts)
+    _, first = next(table_rows(path, TableForm(delimiter, is_quoted), head), (0, []))
+    return TableForm(delimiter, is_quoted, first)
 
 
-def table_rows(path: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
-    """Yields the fields of every row, with the line on which the row ends. Blank lines are skipped.
+def table_rows(
+    path: Path, form: TableForm, lines: Iterable[tuple[int, str]] | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields the fields of every row of a file, or of lines numbered from 1, with the line on which the row
+    ends. Blank lines are skipped.
 
     Raises:
         InputError: wrong quotes in a csv file, or an error of ``iter_lines``.
     """
-    return rows_of(iter_lines(path), form, path)
-
-
-def rows_of(lines: Iterable[tuple[int, str]], form: TableForm, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields ``table_rows`` of numbered lines, counted from 1."""
+    lines = iter_lines(path) if lines is None else lines
     if not form.is_quoted:
         for line, text in lines:
             if text:
@@ -190,46 +213,36 @@ def rows_of(lines: Iterable[tuple[int, str]], form: TableForm, path: Path) -> It
             yield line, row
 
 
-def form_of(lines: Iterable[tuple[int, str]], path: Path, *, commas: bool = False) -> TableForm:
-    """Returns the form of the rows that begin with these lines."""
-    head: list[tuple[int, str]] = []
-    left = _HEAD_CHARACTERS
-    for line, text in lines:
-        head.append((line, text))
-        left -= len(text) + 1
-        if left < 0:
-            break
-    texts = [text for _, text in head if text.strip()]
-    if not texts:
-        return TableForm()
-    stated = _STATED.fullmatch(texts[0])
-    if stated:
-        delimiter = stated[1]
-    else:
-        delimiter = "\t" if "\t" in texts[0] else _delimiter(texts, commas=commas)
-    is_quoted = delimiter != "\t" or _has_csv_quotes(texts)
-    _, first = next(rows_of(head, TableForm(delimiter, is_quoted), path), (0, []))
-    return TableForm(delimiter, is_quoted, first)
-
-
-def _delimiter(texts: Sequence[str], *, commas: bool) -> str:
+def _delimiter(lines: Iterable[tuple[int, str]], *, commas: bool) -> str:
     """Returns the separator of lines whose first has no tab: the sign that splits the header. If two signs
-    do, it is the one that gives more rows of equal length. Below a title, all rows must have equal length."""
+    do, it is the one that gives most rows the width of the header without a space after it, as in prose; then
+    the one that the header has more often, or the semicolon.
+
+    The first lines may be titles of a table, or else texts of one column, which the sign must not split. A
+    title is no name of a column. The table below it begins within six lines; it has even rows, and three
+    columns or an empty line above it.
+    """
     csv.field_size_limit(MAX_LINE_BYTES)
     found = "\t"
-    most = False, 0, 0
-    for sign in ",;":
-        rows = list(csv.reader((text.replace("\r", " ") for text in texts), delimiter=sign))
-        table = list(dropwhile(lambda row: len(row) < 2, rows))
-        names = [normal_name(cell) for cell in rows[0]]
-        count = sum(len(row) == len(table[0]) for row in table)
-        is_table = commas or (are_names(names) and not ALL_NAMES.isdisjoint(names))
-        if len(names) < 2:
-            is_table = commas and 1 < count == len(table)
-        size = len(names) > 1, count, max(map(len, rows))
-        if is_table and size > most:
+    most = False, True, True
+    for sign, other in (",;", ";,"):
+        rows = list(csv.reader((text.replace("\r", " ") for _, text in lines), delimiter=sign))
+        table = [row for row in dropwhile(lambda row: len(row) < 2, rows) if row]
+        if not table:
+            continue
+        header = table[0]
+        above = rows[: rows.index(header)]
+        num_even = sum(len(row) == len(header) and list(map(str.lstrip, row)) == row for row in table)
+        is_even = num_even > max(1, len(table) / 2)
+        is_frequent = "".join(header).count(other) < len(header)
+        is_table = commas or (are_names(header) and not ALL_NAMES.isdisjoint(map(normal_name, header)))
+        if any(above):
+            is_below = len(above) < 6 and (len(header) > 2 or [] in above)
+            is_table = commas and is_below and normal_name("".join(above[0])) not in ALL_NAMES
+        order = not any(above), is_even, is_frequent
+        if is_table and order >= most:
             found = sign
-            most = size
+            most = order
     return found
 
 

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path, PurePath
 
 from dpr.core.errors import InputError
-from dpr.formats.delimited import PASSAGE_IDS, QUESTION_IDS, form_of, normal_name, rows_of
+from dpr.formats.delimited import PASSAGE_IDS, QUESTION_IDS, normal_name, table_form, table_rows
 
 _ASKED = re.compile(r"(?:Q|Question|Frage)\s?\d*\s?[:.)]\s+(?P<text>.+\?)", re.IGNORECASE)
 _ANSWERED = re.compile(r"(?:A|Answer|Antwort)\s?\d*\s?[:.)]\s+", re.IGNORECASE)
@@ -389,5 +389,5 @@ def read_table(text: str, path: PurePath) -> Document:
 def written_rows(text: str, path: Path, *, commas: bool) -> list[tuple[int, list[str]]]:
     """Returns the rows of a CSV or TSV that are not empty, each with its line."""
     lines = list(enumerate(text.split("\n"), 1))
-    rows = rows_of(lines, form_of(lines, path, commas=commas), path)
+    rows = table_rows(path, table_form(path, lines, commas=commas), lines)
     return [(line, row) for line, row in rows if any(map(str.strip, row))]

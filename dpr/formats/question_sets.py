@@ -107,7 +107,7 @@ def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Questi
     is_default = columns == _DEFAULT_COLUMNS
     form = table_form(path, commas=is_csv_name(path) and max(columns) > 0)
     header = None
-    named = named_columns(form.first, _ASKED, _ASKED_WITH)
+    named = named_columns(form.first, _ASKED, _ASKED_WITH, path)
     if named is not None and (is_default or named["questions"] == columns[0]):
         header = form.first
         if is_default:
@@ -191,7 +191,7 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             continue
         if not width:
             width = len(columns)
-            order = named_columns(columns, JUDGED, {})
+            order = named_columns(columns, JUDGED, {}, file)
             if order is not None:
                 continue
         count = len(columns)

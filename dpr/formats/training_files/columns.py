@@ -131,7 +131,7 @@ def read_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> I
         )
     first = table_form(path).first
     needed = {role: _ROLES_OF_TABLES[role] for role in roles}
-    places = named_columns(first, needed, {"label": GRADES})
+    places = named_columns(first, needed, {"label": GRADES}, path)
     if places is not None:
         columns = {role: first[place].strip() for role, place in places.items()}
         return joined(_table_rows(path, replace(options, columns=columns)))
@@ -153,6 +153,7 @@ def _table_rows(path: Path, options: ReadOptions, names: Sequence[str] = ()) -> 
         line, header = next(rows, (1, []))
         names = [name.strip() if options.columns else name.strip().lower() for name in header]
         options.unread.look(names, _known(options), file=path, line=line)
+        named_columns(names, {}, {name: (name,) for name in _known(options)}, path)  # none twice
 
     def parse_fields(fields: list[str]) -> TrainingSample:
         if len(fields) != len(names):

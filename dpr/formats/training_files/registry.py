@@ -285,7 +285,7 @@ def look_at(path: Path) -> tuple[tuple[str, ...], str]:
         return ("dpr",), ""
     if head[0] not in "{[":
         fields = tuple(table_form(path).first)
-        return _fitting_table(fields), f"{len(fields)} columns"
+        return _fitting_table(fields, path), f"{len(fields)} columns"
     try:
         record = next(iter_json_records(path), None)
     except InputError:
@@ -318,10 +318,10 @@ def _fitting_records(keys: set[str]) -> tuple[str, ...]:
     return fit or (("columns",) if columns.has_columns(keys) else ())
 
 
-def _fitting_table(fields: tuple[str, ...]) -> tuple[str, ...]:
+def _fitting_table(fields: tuple[str, ...], path: Path) -> tuple[str, ...]:
     if columns.has_columns(name.strip().lower() for name in fields):
         return ("columns",)
-    if named_columns(fields, JUDGED, {}) is not None:
+    if named_columns(fields, JUDGED, {}, path) is not None:
         return ("beir",)
     grade = grade_of(fields[-1])
     # With spaces in a text, or no whole number, these are not the ids and the grade of a judgement.

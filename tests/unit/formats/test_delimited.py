@@ -201,8 +201,23 @@ def test_a_header_that_names_a_column_twice_is_refused_in_one_line(tmp_path: Pat
     (tmp_path / "t.tsv").write_text("id\ttext\ttext\n1\ta\tb\n")
     with pytest.raises(InputError, match="the column text twice"):
         list(read_passages(tmp_path / "t.tsv"))
-    (tmp_path / "t.tsv").write_text("id\ttext\tx\tx\n1\ta\tb\tc\n")  # nobody reads these
-    assert len(list(read_passages(tmp_path / "t.tsv"))) == 1
+    (tmp_path / "t.tsv").write_text("qid\tdocid\trel\trel\nq\td\t1\t2\n")
+    with pytest.raises(InputError, match="the column rel twice"):
+        read_qrels(tmp_path / "t.tsv")
+
+
+def test_a_repeated_column_that_nobody_reads_is_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "t.tsv"
+    for name in ("x", "score", "question"):
+        file.write_text(f"id\ttext\t{name}\t{name}\n1\ta\tb\tc\n")
+        assert passages_of(file) == [("1", "a", "")]
+    file.write_text("id\tquestion\ttitle\ttitle\n1\twho?\tb\tc\n")
+    assert read_questions(file)[0].text == "who?"
+    file.write_text("qid\tdocid\trel\ttitle\ttitle\nq\td\t1\tb\tc\n")
+    assert read_qrels(file) == {"q": {"d": 1}}
+    file.write_text("question\tpositive\tid\tid\nwho?\the\tb\tc\n")
+    (row,) = read_rows(file, ReadOptions(), name="columns")
+    assert row.sample is not None and row.sample.question == "who?"
 
 
 def test_judgements_of_no_question_are_refused() -> None:
