@@ -39,18 +39,22 @@ MOST_BYTES = 32 * 2**20
 MOST_UNPACKED = 256 * 2**20
 _NOT_CONTENT = (
     "script style input noscript template svg nav footer aside:not([class*=note],[role^=doc-])"
-    " form:not(:has(h1,h2,h3)) select button head a.headerlink"
+    " form:not(:has(h1,h2,h3,[name=__VIEWSTATE],p:not(:has(label,input,select,textarea,button))))"
+    " form.comment-form select button head a.headerlink"
 )
+"""A form with headings or paragraphs, or that ASP.NET puts around a page, is content."""
 # Texts that mammoth reads, or leaves out because they are deleted.
 _READ_BY_MAMMOTH = frozenset(
     "document body footnotes footnote endnotes endnote p r t tbl tr tc hyperlink ins smartTag drawing txbxContent"
     " pict object sdt sdtContent group rect roundrect shape textbox del moveFrom".split()
 )
 _WITHOUT_VALUE = re.compile(
-    rb"<(?:\w+:)?c\b(?![^>]*\bt=.str)[^>]*>\s*<(?:\w+:)?f\b(?:[^>]*/>|[^<]*</(?:\w+:)?f>)\s*"
+    rb"<((?:\w+:)?)c\b(?![^>]*\bt=.str)(?=(?:[^>]*?(\sr=.\w+.))?)[^>]*>\s*"
+    rb"<(?:\w+:)?f\b(?:[^>]*/>|[^>]*>([^<]*)</(?:\w+:)?f>)\s*"
     rb"(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
 )
 """A formula of Excel that was never computed; a computed text may be empty."""
+_AS_TEXT = rb'<\1c\2 t="str"><\1v>=\3</\1v></\1c>'
 # Browsers take some names for a larger encoding; what could be searched for its charset is not UTF-16.
 _AS_IN_BROWSERS = {
     "us-ascii": "cp1252",
@@ -130,18 +134,17 @@ def _with_all_texts(data: bytes) -> io.BytesIO:
 
 def read_excel(data: bytes) -> Document:
     """Returns a section for every row under the header of its sheet, as in a CSV file. Several sheets become
-    headings."""
+    headings. A formula that was never computed is the text of its cell."""
     openpyxl = _package("openpyxl", "Excel")
     sections: list[Section] = []
     _require_small_archive(data)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+    content = io.BytesIO(data)
+    # If two parts have one name, it warns and the later is read.
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "a") as archive:
         for name in archive.namelist():
-            if "worksheets/" in name and _WITHOUT_VALUE.search(archive.read(name)):
-                raise InputError(
-                    "has formulas that were never computed",
-                    hint="open it in Excel or LibreOffice and save it",
-                )
-    workbook = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+            if "worksheets/" in name:
+                archive.writestr(name, _WITHOUT_VALUE.sub(_AS_TEXT, archive.read(name)))
+    workbook = openpyxl.load_workbook(content, read_only=True, data_only=True)
     for sheet in workbook.worksheets:
         sheet.reset_dimensions()  # the size that a file states may be wrong
         rows = []

@@ -465,17 +465,73 @@ def test_a_table_below_titles_has_its_header_and_what_is_no_text_is_left_out(tmp
     assert outline(indexed) == [((), ["first"]), ((), ["second"])]
 
 
-def test_formulas_that_were_never_computed_are_refused(tmp_path: Path) -> None:
-    workbook(tmp_path / "a.xlsx", [("item", "note"), ("oak", '="It weighs "&40&" kilos"')])
-    with pytest.raises(InputError, match="formulas that were never computed; open it in Excel"):
-        read_document(tmp_path / "a.xlsx", PurePosixPath("a.xlsx"))
-    with zipfile.ZipFile(tmp_path / "a.xlsx") as old, zipfile.ZipFile(tmp_path / "b.xlsx", "w") as new:
-        for name in old.namelist():  # with the values that Excel stores, of which one is an empty text
-            stored = old.read(name).replace(b"<v></v>", b"<v>40</v>").replace(b"<v />", b"<v>40</v>")
-            empty = b'<c r="C2" t="str"><f>IF(1,"","")</f><v></v></c></row></sheetData>'
-            new.writestr(name, stored.replace(b"</row></sheetData>", empty))
-    found = read_document(tmp_path / "b.xlsx", PurePosixPath("b.xlsx"))
-    assert outline(found) == [((), ["item: oak. note: 40"])]
+def test_a_formula_that_was_never_computed_is_the_text_of_its_cell(tmp_path: Path) -> None:
+    rows = [("item", "price", "note"), ("oak", 40, '="It\'s "&B2&" < 50"'), ("fir", 12, "tall")]
+    workbook(tmp_path / "a.xlsx", [*rows, ("all", "=SUM(B2:B3)", None)])
+    found = outline(read_document(tmp_path / "a.xlsx", PurePosixPath("a.xlsx")))
+    assert found == [
+        ((), ['item: oak. price: 40. note: ="It\'s "&B2&" < 50"']),
+        ((), ["item: fir. price: 12. note: tall"]),
+        ((), ["item: all. price: =SUM(B2:B3)"]),
+    ]
+    forms = {
+        "attributes": (b'<c r="B4">', b'<c t="n" r="B4" s="0">'),
+        "shared": (b"<f>", b'<f t="shared" ref="B4:B9" si="0">'),
+        # with the value that Excel stores, beside a computed text that is empty
+        "computed": (
+            b'</row><row r="4">',
+            b'<c r="D3" t="str"><f>IF(1,"","")</f><v></v></c></row><row r="4">',
+        ),
+    }
+    for form, (plain, other) in forms.items():
+        with zipfile.ZipFile(tmp_path / "a.xlsx") as old, zipfile.ZipFile(tmp_path / "b.xlsx", "w") as new:
+            for name in old.namelist():
+                content = old.read(name)
+                assert "worksheets/" not in name or plain in content, form
+                new.writestr(name, content.replace(plain, other))
+        assert outline(read_document(tmp_path / "b.xlsx", PurePosixPath("b.xlsx"))) == found, form
+
+
+ONE_COLUMN = [
+    "text\nParis, France\nBerlin, Germany\n",
+    "note\nBuy milk; it is out.\nCall Bob; he waits.\n",
+    "place\nParis, Texas, USA\nRome, Lazio, Italy\n",
+    "text\nred;green;blue\nblack;white;grey\n",
+    "Full name\nDupont,Jean\nMartin,Marie\n",
+    "Preis\n1,50\n2,50\n",
+    "note\n" + "The pump needs oil\n" * 200 + "red;green;blue\nblack;white;grey\n",
+    # no rows of one width, whatever the sign
+    "Report 2024\n\nname;age;x\nBob;1,5;\nAnn;2,5;z;more\nEve;3,5;z;more\nKim;4,5;z;more\n",
+]
+
+
+@pytest.mark.parametrize("text", ONE_COLUMN)
+def test_texts_of_one_column_are_not_split_at_their_signs(text: str) -> None:
+    first, *rows = filter(None, text.split("\n"))
+    found = [blocks for _, blocks in outline(read_table(text, PurePosixPath("a.csv")))]
+    assert found == ([[row] for row in rows] if first == "text" else [[f"{first}: {row}"] for row in rows])
+
+
+TABLES = {
+    "Report 2024\n\nname;age\nBob;1,5\nAnn;2,5\n": "Report 2024|name: Bob. age: 1,5|name: Ann. age: 2,5",
+    "Stock\nname;age;x\nBob;1;y\nAnn;2;\n": "Stock|name: Bob. age: 1. x: y|name: Ann. age: 2",
+    "Report 2024\n\nname;age;x\nBob;1,5;\nAnn;2,5;z;extra\n": (
+        "Report 2024|name: Bob. age: 1,5|name: Ann. age: 2,5. x: z. extra"
+    ),
+    'All\n\nname,age,x\nBob,"1; a; b",\nAnn,2,z\n': "All|name: Bob. age: 1; a; b|name: Ann. age: 2. x: z",
+    "part;price, EUR\npin;1,50\nrod;2,50\n": "part: pin. price, EUR: 1,50|part: rod. price, EUR: 2,50",
+    "price, EUR;part\n1,50;pin\n3;rod;x\n2,5;a\n": (
+        "price, EUR: 1,50. part: pin|price, EUR: 3. part: rod. x|price, EUR: 2,5. part: a"
+    ),
+    "name,notes; more\nBob,x; y\nAnn,z; a\n": "name: Bob. notes; more: x; y|name: Ann. notes; more: z; a",
+    "name, age\nBob, 3\nAnn, 4\n": "name: Bob. age: 3|name: Ann. age: 4",
+}
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_most_rows_tell_which_sign_separates_cells(text: str) -> None:
+    found = [blocks for _, blocks in outline(read_table(text, PurePosixPath("a.csv")))]
+    assert "|".join(block for blocks in found for block in blocks) == TABLES[text]
 
 
 def word(path: Path, body: str, *, notes: str = "") -> None:
@@ -557,6 +613,17 @@ def test_notes_are_text_and_the_sign_of_a_permanent_link_is_none() -> None:
     page = '<h1>Page</h1><aside class="footnote">Noted.</aside><aside>Menu</aside>'
     page += "<form><h2>Part</h2><p>The page is a form.</p></form><form>Search</form>"
     assert outline(read_html(page.encode())) == [((), ["Noted."]), (("Part",), ["The page is a form."])]
+
+
+def test_a_form_around_a_page_is_content_and_a_form_to_fill_in_is_none() -> None:
+    fields = "<form><p><label>Name</label> <input></p><p><button>Send</button></p></form>"
+    fields += "<form class=comment-form><p>Required fields are marked.</p><p><textarea></textarea></p></form>"
+    pages = [
+        "<form id=aspnetForm><div><p>The page.</p></div><select><option>Menu</select></form>",
+        "<form><input type=hidden name=__VIEWSTATE><table><tr><td>The page.</table></form>",
+    ]
+    for page in pages:
+        assert outline(read_html((page + fields).encode())) == [((), ["The page."])]
 
 
 @pytest.mark.parametrize("suffix", [".docx", ".pptx", ".epub", ".xlsx", ".pdf"])
