@@ -69,11 +69,11 @@ def make_plan(
             there are ranks.
     """
     train = settings.train
-    rows = [len(source) for source, _ in sets]
-    whole = [sum(rows)] if train.sampling.mixed else rows
-    fitting = whole[0] // ranks.world_size * ranks.world_size
+    num_rows = sum(len(source) for source, _ in sets)
+    is_one = len(sets) == 1 or train.sampling.mixed
+    fitting = num_rows // ranks.world_size * ranks.world_size
     # With rates, rows may fill a global batch by occurring several times.
-    if fitting and len(whole) == 1 and whole[0] < pool_size and settings.train_sampling_rates is None:
+    if is_one and 0 < fitting and num_rows < pool_size and settings.train_sampling_rates is None:
         logger.info("all training rows make a batch of %d questions, fewer than %d", fitting, pool_size)
         pool_size = fitting
     seed = settings.seed

@@ -215,7 +215,7 @@ def test_a_run_that_early_stopping_ended_is_finished(folder: Path, tmp_path: Pat
     config.train.early_stopping.patience = 1
     trainer(folder, config).train()
     config.train.learning_rate = 0.5
-    with pytest.raises(CheckpointError, match="different run: train.learning_rate was 0.0, is now 0.5"):
+    with pytest.raises(CheckpointError, match=r"different run: train.learning_rate was 0.0, is now 0.5"):
         start(folder, config)
 
 
