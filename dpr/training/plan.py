@@ -73,7 +73,7 @@ def make_plan(
     is_one = len(sets) == 1 or train.sampling.mixed
     fitting = num_rows // ranks.world_size * ranks.world_size
     # With rates, rows may fill a global batch by occurring several times.
-    if is_one and 0 < fitting and num_rows < pool_size and settings.train_sampling_rates is None:
+    if is_one and fitting and num_rows < pool_size and settings.train_sampling_rates is None:
         logger.info("all training rows make a batch of %d questions, fewer than %d", fitting, pool_size)
         pool_size = fitting
     seed = settings.seed
