@@ -14,6 +14,7 @@ from dpr.core import lost_ranks
 from dpr.core.distributed import barrier, process_group
 from dpr.core.errors import ConfigError, InputError, LostRankError
 from dpr.core.lost_ranks import close_in_worker, named, opened_sockets
+from tests.helpers.patience import patient
 from tests.helpers.processes import run_on_ranks
 
 CUT = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
@@ -24,8 +25,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     """That of a group of three ranks, of which this process is the first."""
     monkeypatch.setattr(lost_ranks, "ROLL_CALL_S", 0.3)
     master = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=patient(30))
     )
+    master.set_timeout(timedelta(seconds=5))
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "3",
