@@ -56,7 +56,7 @@ _OWN = ("encoder_settings.json", "token_frequencies.json")
 _LONGEST_TEXT = 1 << 14
 _GROWTH = {"BertNormalizer": 3, "Metaspace": 2, "ByteLevel": 4}
 _GROWTH_OF_FORMS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3}
-"""Of letters that an earlier step writes; hardly any letter of a text is one that these make longer."""
+"""Characters made of a letter that an earlier step writes. Hardly any letter of a text becomes longer."""
 _MOST_GROWTH = 1000
 """Maximum number of characters that a tokenizer's steps may make from one. A table of SentencePiece makes up
 to 18, and steps that put spaces around punctuation 12 each."""
