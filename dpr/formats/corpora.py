@@ -20,7 +20,6 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
-from dpr.formats.arrays import repeated_hashes
 from dpr.formats.delimited import (
     PASSAGE_IDS,
     PASSAGE_TEXTS,
@@ -36,6 +35,7 @@ from dpr.formats.delimited import (
     table_rows,
     wrong_columns,
 )
+from dpr.formats.id_hashes import repeated_hashes
 from dpr.formats.json_records import is_finite_number, iter_json_objects
 from dpr.formats.text_input import has_lone_surrogate, located
 from dpr.formats.training_records import id_of, string_of, title_in

@@ -34,8 +34,8 @@ from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
 from dpr.core.records import Passage, TrainingSample, composed, plain, rows_of, text_hash
-from dpr.formats.arrays import rows_of_repeated
 from dpr.formats.arrow_files import MappedBatches, chosen_split, write_batches
+from dpr.formats.id_hashes import rows_of_repeated
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.registry import READERS, files_read, format_of
 from dpr.formats.training_files.registry import write_training_set as write_training_set

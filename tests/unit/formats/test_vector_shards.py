@@ -13,7 +13,8 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.formats import arrays, vector_shards
-from dpr.formats.arrays import PackedIds, hash_ids, pack_ids
+from dpr.formats.id_hashes import hash_ids
+from dpr.formats.packed_ids import PackedIds, pack_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.storage import checksums
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, write_manifest
@@ -260,7 +261,7 @@ def test_an_id_in_two_shards_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     shard(tmp_path / "X_1", ids=[["d", "a-longer-one", "bb"]])
     with pytest.raises(InputError, match="'bb' occurs twice"):
         open_shards([str(tmp_path / "X_*")])
-    monkeypatch.setattr("dpr.formats.arrays.hash_ids", lambda ids: np.zeros(len(ids), dtype=np.uint64))
+    monkeypatch.setattr("dpr.formats.id_hashes.hash_ids", lambda ids: np.zeros(len(ids), dtype=np.uint64))
     assert len(open_shards([tmp_path / "X_0"])) == 1  # equal hashes alone are no duplicates
 
 
