@@ -31,7 +31,8 @@ from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
 from dpr.data.pairs import PseudoPairs, kinds_of
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint, write_run
+from dpr.formats.checkpoints import is_checkpoint
+from dpr.formats.run_folders import RUN_FILE, resolve_checkpoint, write_run
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.jobs import compare, embed, prepare, retrieve, train
 from dpr.jobs.doctor import problems_below

@@ -79,7 +79,7 @@ def run(config: DoctorSettings) -> int:
 
 def _look_at_run(folder: Path) -> int:
     from dpr.evaluation.reading import read_training, symptoms
-    from dpr.formats.checkpoints import METRICS_LINES
+    from dpr.formats.run_folders import METRICS_LINES
 
     run = read_training(folder)
     is_trained = (folder / METRICS_LINES).is_file() or any(folder.glob(f"*/{METRICS_LINES}"))
@@ -125,7 +125,7 @@ class VerifySettings(Settings):
 
 def verify(config: VerifySettings) -> int:
     """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
-    from dpr.formats.checkpoints import METRICS_LINES
+    from dpr.formats.run_folders import METRICS_LINES
     from dpr.storage.durable import CHECKSUM
 
     is_whole = True
@@ -154,7 +154,7 @@ def verify(config: VerifySettings) -> int:
 def problems_below(path: Path) -> dict[Path, list[str]]:
     """Returns the problems of a file, or of each part of a folder that has a checksum or a manifest; an empty
     list means none."""
-    from dpr.formats.checkpoints import RUN_FILE, run_problems
+    from dpr.formats.run_folders import RUN_FILE, run_problems
     from dpr.storage.checksums import verify_file
     from dpr.storage.durable import verify_folder
 

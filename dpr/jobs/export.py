@@ -14,7 +14,8 @@ from dpr.export.dpr_formats import export_dpr_file, export_vector_folders
 from dpr.export.folders import CardMetadata, export_folder, merged, write_adapters, write_once
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
-from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
+from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.vector_shards import open_shards
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder

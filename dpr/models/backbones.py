@@ -28,7 +28,7 @@ from dpr.core.logs import shows_bars
 from dpr.core.machine import no_downloads, overlapping, reading
 from dpr.core.paths import texts_in, user_path
 from dpr.data.tokenizer_files import check_files, check_numbers, is_read
-from dpr.formats.checkpoints import resolve_checkpoint
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
 from dpr.storage.untrusted import describe, is_below
 

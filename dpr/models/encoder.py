@@ -19,7 +19,7 @@ from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import SPACED_TITLE
-from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.adapters import Adapter, BaseModel, add_adapters
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling, check_vectors, make_pooling

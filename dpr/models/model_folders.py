@@ -37,7 +37,7 @@ from dpr.data.tokenizer_files import (
     load_tokenizer,
     steps_of,
 )
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import (
@@ -655,8 +655,8 @@ def read_model(
         raise CheckpointError(
             "there is no such file or folder", file=path, expected=" or ".join(sorted(others)[-3:]) or None
         )
-    folder = checkpoints.resolve_checkpoint(path)
-    checkpoints.warn_of_verdict(folder)
+    folder = run_folders.resolve_checkpoint(path)
+    run_folders.warn_of_verdict(folder)
     try:
         if checkpoints.is_checkpoint(folder):
             return _checkpoint_parts(folder, settings.pooling), folder

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.losses.candidates import score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder
@@ -102,7 +102,7 @@ def arguments(folder: Path, name: str, *more: str) -> list[str]:
 
 def train(folder: Path, name: str, *more: str, ranks: int = 1) -> dict[str, Tensor]:
     assert run_on_ranks(code_of, ranks, arguments(folder, name, *more), join=False) == [0] * ranks
-    newest = checkpoints.checkpoint_folders(folder / name, "dpr_biencoder")[0]
+    newest = run_folders.checkpoint_folders(folder / name, "dpr_biencoder")[0]
     return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
 
 

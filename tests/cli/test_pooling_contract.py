@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.cli.main import main
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.formats.training_sets import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pooling import MeanPooling
@@ -80,7 +80,7 @@ def train(folder: Path, name: str, *more: str, ranks: int = 1) -> dict[str, Tens
         *("train.num_workers=0", "train.keep_last=0", "device=cpu", *more),
     ]
     assert run_on_ranks(code_of, ranks, arguments, join=False) == [0] * ranks
-    newest = checkpoints.checkpoint_folders(folder / name, "dpr_biencoder")[0]
+    newest = run_folders.checkpoint_folders(folder / name, "dpr_biencoder")[0]
     return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
 
 

@@ -9,7 +9,8 @@ import time
 import pytest
 import torch
 
-from dpr.formats.checkpoints import MODEL_FILE, checkpoint_folders, read_tensors
+from dpr.formats.checkpoints import MODEL_FILE, read_tensors
+from dpr.formats.run_folders import checkpoint_folders
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case

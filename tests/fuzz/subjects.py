@@ -20,13 +20,14 @@ import torch
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.reading import Retrieval, read_training
-from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
+from dpr.formats.checkpoints import read_settings, read_tensors
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.downloads import unpack
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.results import read_evaluation, read_metrics, read_trec_run
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set

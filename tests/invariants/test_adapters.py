@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.adapters import base_folder
@@ -43,7 +43,7 @@ def trained(base: Path, output_dir: Path, **options: Any) -> dict[str, torch.Ten
         learning_rate=1e-2,
         **options,
     ).train()
-    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
+    newest = run_folders.checkpoint_folders(output_dir, "dpr_biencoder")[0]
     assert newest.name.endswith("step8")
     return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(
         newest, checkpoints.OPTIMIZER_FILE

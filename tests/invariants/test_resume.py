@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from tests.faults.runs import Run, environment, free_port
 from tests.faults.server import serve
 from tests.helpers.patience import patient
@@ -89,7 +89,7 @@ def kill_after_steps(run: Run, output_dir: Path, steps: int) -> None:
 
 
 def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
+    newest = run_folders.checkpoint_folders(output_dir, "dpr_biencoder")[0]
     tensors = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(
         newest, checkpoints.OPTIMIZER_FILE
     )
@@ -112,7 +112,7 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(server: Served, workpla
     assert (killed / "metrics.json").read_text() == (whole / "metrics.json").read_text()
     # What callbacks remember (best value and patience, the highest rank) is that of the undisturbed run too.
     memories = [
-        (checkpoints.checkpoint_folders(folder, "dpr_biencoder")[0] / "callbacks.json").read_text()
+        (run_folders.checkpoint_folders(folder, "dpr_biencoder")[0] / "callbacks.json").read_text()
         for folder in (killed, whole)
     ]
     assert memories[0] == memories[1]

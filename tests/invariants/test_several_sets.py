@@ -23,7 +23,7 @@ from dpr.data.iterators import Sampling
 from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader, with_weights_of_sets
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.assembly import BiEncoderTrainer
@@ -300,7 +300,7 @@ def a_trainer(folder: Path, output_dir: Path, *callbacks: Callback, **options: A
 
 
 def weights_of(output_dir: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
+    newest = run_folders.checkpoint_folders(output_dir, "dpr_biencoder")[0]
     return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(
         newest, checkpoints.OPTIMIZER_FILE
     )

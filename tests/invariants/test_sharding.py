@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dpr.core.distributed import barrier, current_ranks
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.fast import packed
 from dpr.storage.durable import verify_folder
@@ -144,7 +144,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def final_state(run: Path) -> dict[str, torch.Tensor]:
     """Weights, and the state of the optimizer."""
-    last = checkpoints.checkpoint_folders(run, "dpr_biencoder")[0]
+    last = run_folders.checkpoint_folders(run, "dpr_biencoder")[0]
     assert last.name.endswith(f"step{LAST_STEP}") and not verify_folder(last)
     state = checkpoints.read_tensors(last, checkpoints.OPTIMIZER_FILE)
     return checkpoints.read_tensors(last, checkpoints.MODEL_FILE) | state

@@ -16,7 +16,7 @@ import torch
 from dpr.core.settings import unused_keys
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
@@ -63,7 +63,7 @@ def lines(output_dir: Path) -> list[dict[str, float]]:
 
 
 def content(output_dir: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
+    newest = run_folders.checkpoint_folders(output_dir, "dpr_biencoder")[0]
     return {
         key: tensor
         for name in (checkpoints.MODEL_FILE, checkpoints.OPTIMIZER_FILE)

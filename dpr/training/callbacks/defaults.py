@@ -25,7 +25,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import duration, get_logger, shows_bars
 from dpr.evaluation.report import write_report
 from dpr.formats import checkpoints
-from dpr.formats.checkpoints import METRICS_LINES, metrics_lines, metrics_problems
+from dpr.formats.run_folders import METRICS_LINES, metrics_lines, metrics_problems
 from dpr.losses.candidates import MASKED_SCORE, score_matrix
 from dpr.losses.protocol import Pool
 from dpr.storage.durable import append_jsonl, durable_file

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats import arrays, vector_shards
+from dpr.formats import packed_ids, vector_shards
 from dpr.formats.id_hashes import hash_ids
 from dpr.formats.packed_ids import PackedIds, pack_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
@@ -376,7 +376,7 @@ def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: 
 
 def test_ids_beyond_32_bits_are_of_fixed_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [key.encode() for key in [*RAGGED[0], *RAGGED[1], *IDS]]
-    monkeypatch.setattr(arrays, "_NARROW", 64)
+    monkeypatch.setattr(packed_ids, "_NARROW", 64)
     parts = [np.array(part, dtype=bytes) for part in (ids[:2], [], ids[2:])]
     np.save(tmp_path / "ids.npy", pack_ids(lambda: parts))
     assert np.load(tmp_path / "ids.npy").tolist() == ids

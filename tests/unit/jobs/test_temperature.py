@@ -11,7 +11,7 @@ import pytest
 
 from dpr import BiEncoder, EncoderSettings
 from dpr.core.errors import CheckpointError
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, run
 from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.tiny import training_folder
@@ -130,7 +130,7 @@ def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: 
             )
             config.train.learning_rate = 0.05
             run(config)
-        newest = checkpoints.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
+        newest = run_folders.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
         values.append(
             float(checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)["log_temperature"].exp())
         )
@@ -138,7 +138,7 @@ def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: 
 
 
 def stored_settings(run_folder: Path) -> Path:
-    return checkpoints.resolve_checkpoint(run_folder) / checkpoints.SETTINGS_FILE
+    return run_folders.resolve_checkpoint(run_folder) / checkpoints.SETTINGS_FILE
 
 
 def test_a_checkpoint_without_a_temperature_has_1_as_before_and_a_damaged_one_is_refused(
