@@ -17,13 +17,7 @@ from dpr.core.logs import get_logger, warn_once
 from dpr.core.machine import panics_caught
 from dpr.core.records import Passage, StoredPassage, json_sha256
 from dpr.data.settings import TextSettings
-from dpr.data.text import (
-    JoinRule,
-    PresentedPassage,
-    check_room,
-    decorate_question,
-    presented,
-)
+from dpr.data.text import JoinRule, PresentedPassage, check_room, decorate_question, presented
 from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
 
 logger = get_logger(__name__)
@@ -432,7 +426,7 @@ class Tensorizer:
             with panics_caught():
                 return self.tokenizer(*texts, **options)
         except TypeError as error:
-            from dpr.formats.text_input import has_lone_surrogate  # training does not load it otherwise
+            from dpr.formats.checked_values import has_lone_surrogate  # training does not load it otherwise
 
             odd = next((text for part in texts for text in part or () if has_lone_surrogate(text)), None)
             if odd is None:

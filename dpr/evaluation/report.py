@@ -13,10 +13,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dpr.evaluation.metric_names import is_baseline
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
 from dpr.evaluation.reading import Retrieval, Training, cut, flatten, read_training
 from dpr.evaluation.significance import estimate
-from dpr.formats.results import is_baseline, read_metrics
+from dpr.formats.metrics_files import read_metrics
 from dpr.storage.durable import durable_file
 from dpr.storage.outputs import require_writable
 

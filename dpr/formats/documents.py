@@ -12,7 +12,8 @@ from itertools import zip_longest
 from pathlib import Path, PurePath
 
 from dpr.core.errors import InputError
-from dpr.formats.delimited import PASSAGE_IDS, QUESTION_IDS, normal_name, table_form, table_rows
+from dpr.formats.delimited import table_form, table_rows
+from dpr.formats.field_names import PASSAGE_IDS, QUESTION_IDS, normal_name
 
 _ASKED = re.compile(r"(?:Q|Question|Frage)\s?\d*\s?[:.)]\s+(?P<text>.+\?)", re.IGNORECASE)
 _ANSWERED = re.compile(r"(?:A|Answer|Antwort)\s?\d*\s?[:.)]\s+", re.IGNORECASE)

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.storage.durable import (
-    read_json,
-    write_json,
-)
+from dpr.storage.durable import read_json, write_json
 
 if TYPE_CHECKING:
     pass

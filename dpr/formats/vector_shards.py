@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.paths import matching_paths
 from dpr.core.records import MAX_ID_BYTES, text_sha256
 from dpr.formats.id_hashes import first_duplicate
 from dpr.formats.npy_files import array_writers
 from dpr.formats.packed_ids import PackedIds, pack_ids
-from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_codes import DTYPES, array_names, decode, encode, map_vectors
 from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder

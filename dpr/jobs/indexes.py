@@ -13,10 +13,10 @@ import torch
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.core.paths import matching_paths
 from dpr.core.records import text_sha256
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
-from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.registry import Index, IndexChoice, IndexStore, held_back
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS

@@ -20,13 +20,12 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.comparison import as_records, figures_of, rows_of
 from dpr.evaluation.evaluator import Evaluator, without_own_ids
-from dpr.evaluation.ranking_metrics import (
-    format_table,
-    shown_names,
-    text_table,
-)
-from dpr.formats.question_sets import read_qrels, read_questions, require_judged, write_qrels
-from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_results, write_trec_run
+from dpr.evaluation.ranking_metrics import format_table, shown_names, text_table
+from dpr.formats.metrics_files import RESULTS, read_metrics
+from dpr.formats.qrels import read_qrels, require_judged, write_qrels
+from dpr.formats.question_sets import read_questions
+from dpr.formats.results import write_results
+from dpr.formats.trec_runs import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, fuse_linear

@@ -23,18 +23,11 @@ from dpr.core.settings import drop_unused
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import (
-    checked_field,
-    durable_text,
-    field_of,
-    fields_of,
-    has_records,
-    kind_of,
-    origin_record,
-    passage_of,
-    read_passages,
-    read_records,
-)
+from dpr.formats.corpora import read_passages
+from dpr.formats.passage_metadata import checked_field, fields_of, kind_of
+from dpr.formats.passage_records import field_of, origin_record, passage_of
+from dpr.formats.record_files import has_records, read_records
+from dpr.formats.text_output import durable_text
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex

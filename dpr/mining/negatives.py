@@ -17,8 +17,8 @@ from dpr.core.logs import counted, get_logger
 from dpr.core.records import Passage, TrainingSample, plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
-from dpr.formats.training_records import sample_to_json
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import sample_to_json
 from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job

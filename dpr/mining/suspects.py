@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_records import passage_to_json
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.passage_records import passage_to_json
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.mining.blocks import BlockJob, Record, run_job
 from dpr.mining.search import Query, Search
 

@@ -27,7 +27,7 @@ from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
-from dpr.formats.corpora import passage_of
+from dpr.formats.passage_records import passage_of
 from dpr.models.adapters import BaseModel, is_stored, load_base, update_digest
 from dpr.models.backbones import (
     CONFIG,
@@ -40,14 +40,7 @@ from dpr.models.backbones import (
     load_backbone,
     local_model,
 )
-from dpr.models.encoder import (
-    Encoder,
-    begin_with_idf,
-    build_towers,
-    filler_tokens,
-    present,
-    table_beside,
-)
+from dpr.models.encoder import Encoder, begin_with_idf, build_towers, filler_tokens, present, table_beside
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.models.fast.streams import in_streams
 from dpr.models.sentence_transformers import described_model, prompts_of

@@ -27,7 +27,7 @@ from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, composed, text_sha256
 from dpr.data.words import find_near_duplicates
 from dpr.formats.bounded_reading import read_documents
-from dpr.formats.corpora import is_json_name, write_passages
+from dpr.formats.corpora import write_passages
 from dpr.formats.document_files import READERS
 from dpr.formats.documents import (
     ANSWERS,
@@ -41,8 +41,10 @@ from dpr.formats.documents import (
     written_rows,
 )
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.question_sets import write_qrels, write_questions
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.qrels import write_qrels
+from dpr.formats.question_sets import write_questions
+from dpr.formats.record_files import is_json_name
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.preparation.passages import (
     GIVEN,
     KINDS,

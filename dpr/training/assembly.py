@@ -23,7 +23,7 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
 from dpr.data.training_data import OpenedSets, TrainingData, opened_sets, spread_rows
 from dpr.data.words import look_swapped
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder

@@ -26,8 +26,9 @@ from dpr.core.records import Passage, Question, TrainingSample
 from dpr.data.words import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.documents import name_as_words
-from dpr.formats.question_sets import write_qrels, write_questions
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.qrels import write_qrels
+from dpr.formats.question_sets import write_questions
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.preparation.folder_data import TRAIN, split_by_group

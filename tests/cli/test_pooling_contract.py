@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpr.cli.main import main
 from dpr.formats import checkpoints, run_folders
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pooling import MeanPooling
 from dpr.models.settings import EncoderSettings

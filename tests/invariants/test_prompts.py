@@ -20,7 +20,7 @@ from dpr.core.records import Passage
 from dpr.formats.checkpoints import read_tensors
 from dpr.formats.corpora import write_passages
 from dpr.formats.run_folders import resolve_checkpoint
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retriever import Retriever

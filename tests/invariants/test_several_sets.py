@@ -24,7 +24,8 @@ from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader, with_weigh
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import checkpoints, run_folders
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback

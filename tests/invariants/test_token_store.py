@@ -15,7 +15,8 @@ import torch
 
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
-from dpr.formats.training_sets import TrainingSet, write_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.training.assembly import BiEncoderTrainer, as_tokens

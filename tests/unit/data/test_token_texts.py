@@ -14,7 +14,8 @@ from dpr.data.collator import as_encoded, judgement_identity
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
 from tests.helpers.tiny import WORDS, encoder_folder
 

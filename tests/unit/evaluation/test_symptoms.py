@@ -9,7 +9,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.evaluation.reading import Training, symptoms
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from tests.helpers.tiny import make_samples, static_folder
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.delimited import ALL_NAMES, normal_name
+from dpr.formats.field_names import ALL_NAMES, normal_name
 from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions

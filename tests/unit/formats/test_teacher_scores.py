@@ -14,10 +14,11 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import sample_from_json, sample_to_json, write_training_set
 from dpr.formats.training_files.registry import WRITERS, read_rows
 from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_records import sample_from_json, sample_to_json
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.training_sets import open_training_set
 
 Scores = list[list[float | None]]
 TEXTS = {"query": "q", "positive": "p", "negative_1": "n", "negative_2": "m"}

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.delimited import QUESTIONS
+from dpr.formats.checked_values import number_of
+from dpr.formats.field_names import QUESTIONS
 from dpr.formats.training_files.registry import WRITERS, format_of, read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
-from dpr.formats.training_records import number_of
 from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
 

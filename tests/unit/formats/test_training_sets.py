@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files import rows as row_readers
-from dpr.formats.training_files.rows import Counts
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_files.usable_rows import Counts
+from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
 from tests.helpers.patience import patient
 from tests.helpers.users import bound_by_permissions
@@ -269,9 +271,9 @@ def test_a_question_in_another_normal_form_is_the_same(tmp_path: Path) -> None:
 
 
 def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpr.formats import training_sets
+    from dpr.formats import stored_training_set
 
-    monkeypatch.setattr(training_sets, "text_hash", lambda text: 1)
+    monkeypatch.setattr(stored_training_set, "text_hash", lambda text: 1)
     samples = [
         TrainingSample(question, (Passage(text),))
         for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))

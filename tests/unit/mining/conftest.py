@@ -10,7 +10,9 @@ import torch
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.mining import blocks
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder

@@ -21,7 +21,7 @@ from dpr.core.records import Passage, plain
 from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Texts

@@ -12,8 +12,8 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.words import jaccard, look_swapped, words_of
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_sets import write_training_set
 from dpr.preparation import data_check
 from dpr.preparation.data_check import check_files
 from tests.helpers.tiny import encoder_folder

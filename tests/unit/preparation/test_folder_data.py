@@ -18,7 +18,8 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Origin
 from dpr.formats.corpora import read_passages
 from dpr.formats.documents import Block, Section
-from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_questions
 from dpr.formats.training_sets import open_training_set
 from dpr.preparation.folder_data import FolderSettings, GivenRow, find_answers, prepare_folder
 from dpr.preparation.passages import Piece, cut_section, made_questions, without_questions, words_of

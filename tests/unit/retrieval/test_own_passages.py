@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
-from dpr.formats.results import read_metrics
+from dpr.formats.metrics_files import read_metrics
 
 NAMES = "rivers mountains planets cheese bridges".split()
 TEXTS = [f"The {name} of the {side} are old" for side in ("north", "south") for name in NAMES]
