@@ -26,20 +26,12 @@ from dpr.core.logs import counted, get_logger
 from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, composed, text_sha256
 from dpr.data.words import find_near_duplicates
-from dpr.formats.bounded_reading import read_documents
 from dpr.formats.corpora import write_passages
-from dpr.formats.document_files import READERS
-from dpr.formats.documents import (
-    ANSWERS,
-    QUESTIONS,
-    Block,
-    Document,
-    Section,
-    column,
-    decoded,
-    one_line,
-    written_rows,
-)
+from dpr.formats.documents.bounded_reading import read_documents
+from dpr.formats.documents.decoding import decoded
+from dpr.formats.documents.document import Block, Document, Section, one_line
+from dpr.formats.documents.files import READERS
+from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column, written_rows
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.qrels import write_qrels
 from dpr.formats.question_sets import write_questions

@@ -21,7 +21,7 @@ from pathlib import PurePosixPath
 
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage, composed, text_sha256
 from dpr.data.words import split_words
-from dpr.formats.documents import Block, Document, Section, name_as_words
+from dpr.formats.documents.document import Block, Document, Section, name_as_words
 from dpr.indexer.bm25 import lexical_tokens
 
 SEPARATOR = " > "

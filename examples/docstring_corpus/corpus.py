@@ -25,7 +25,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.data.words import find_near_duplicates
 from dpr.formats.corpora import write_passages
-from dpr.formats.documents import name_as_words
+from dpr.formats.documents.document import name_as_words
 from dpr.formats.qrels import write_qrels
 from dpr.formats.question_sets import write_questions
 from dpr.formats.training_files.dpr import write_training_set

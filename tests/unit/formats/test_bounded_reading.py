@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import DprError
-from dpr.formats.bounded_reading import read_documents
-from dpr.formats.documents import Document
+from dpr.formats.documents.bounded_reading import read_documents
+from dpr.formats.documents.document import Document
 from tests.helpers.patience import patient
 
 PARSERS = {
@@ -124,7 +124,7 @@ def test_any_program_reads_documents_and_leaves_no_process(
     files = folder("waits")
     # a program that was started in the background ignores Ctrl-C
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += f"from pathlib import Path\nfrom dpr.formats.bounded_reading import read_documents\nfiles = {list(files)}\n"
+    code += f"from pathlib import Path\nfrom dpr.formats.documents.bounded_reading import read_documents\nfiles = {list(files)}\n"
     Path("script.py").write_text(f"{code}print(*read_documents({{name: Path(name) for name in files}}))\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen(

@@ -20,8 +20,8 @@ from itertools import starmap
 from pathlib import Path
 
 from dpr.core.errors import DprError, InputError
-from dpr.formats.document_files import read_document
-from dpr.formats.documents import Block, Document, Section
+from dpr.formats.documents.document import Block, Document, Section
+from dpr.formats.documents.files import read_document
 
 _SECONDS = 10, 60
 """Processor seconds for a document and for each MB. A PDF of 1 MB may have 500 pages of text, ten of which
@@ -47,7 +47,7 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
         with (
             suppress(OSError),  # it does not start, or has ended
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "dpr.formats.bounded_reading"],
+                [sys.executable, "-P", "-m", "dpr.formats.documents.bounded_reading"],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -84,7 +84,7 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
         if not is_started:
             raise DprError(
                 "the process that reads documents does not start; run this command to see why:"
-                f" {sys.executable} -m dpr.formats.bounded_reading"
+                f" {sys.executable} -m dpr.formats.documents.bounded_reading"
             )
 
 
