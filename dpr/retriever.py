@@ -27,8 +27,8 @@ from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, 
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.retrievers import AnyRetriever, DenseRetriever, HybridRetriever
 from dpr.retrieval.settings import SEARCH_MODES
+from dpr.retrieval.sides import AnyRetriever, DenseRetriever, HybridRetriever
 
 
 class Retriever(metaclass=Hinting):

@@ -37,7 +37,9 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
 from dpr.models.trials import mention_bf16
 from dpr.retrieval.passages import find_passages, require_passages
-from dpr.retrieval.retrievers import (
+from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.settings import EvaluateConfig, IndexerConfig, RetrievalConfig
+from dpr.retrieval.sides import (
     DenseRetriever,
     Fusion,
     HybridRetriever,
@@ -45,8 +47,6 @@ from dpr.retrieval.retrievers import (
     QuestionForm,
     warn_of_unknown_words,
 )
-from dpr.retrieval.search_folder import FILE, SearchSettings
-from dpr.retrieval.settings import EvaluateConfig, IndexerConfig, RetrievalConfig
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json

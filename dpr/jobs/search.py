@@ -47,9 +47,9 @@ from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import PassageFields, PassageLookup
-from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
+from dpr.retrieval.sides import DenseRetriever, Fusion, LexicalRetriever
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST
 from dpr.storage.leftovers import remove

@@ -22,8 +22,8 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.jobs.search import StoredCorpus
 from dpr.retrieval.hits import Hits, Place
-from dpr.retrieval.retrievers import Fusion, HybridRetriever, LexicalRetriever
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.sides import Fusion, HybridRetriever, LexicalRetriever
 from tests.helpers.tiny import sentence
 from tests.unit.retrieval.conftest import World, searchable
 

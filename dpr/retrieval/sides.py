@@ -1,4 +1,4 @@
-"""Retrievers, which turn questions into rankings: by a bi-encoder, by words, or by both."""
+"""The sides of a search, which turn questions into rankings: by a bi-encoder, by words, or by both."""
 
 from __future__ import annotations
 
