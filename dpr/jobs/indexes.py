@@ -23,6 +23,7 @@ from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
+from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 from dpr.retrieval.sides import (
     AnyRetriever,
@@ -30,7 +31,6 @@ from dpr.retrieval.sides import (
     Fusion,
     HybridRetriever,
     LexicalRetriever,
-    QuestionForm,
     check_vectors_are_of,
     encode_questions,
 )

@@ -37,6 +37,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
 from dpr.models.trials import mention_bf16
 from dpr.retrieval.passages import find_passages, require_passages
+from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import EvaluateConfig, IndexerConfig, RetrievalConfig
 from dpr.retrieval.sides import (
@@ -44,7 +45,6 @@ from dpr.retrieval.sides import (
     Fusion,
     HybridRetriever,
     LexicalRetriever,
-    QuestionForm,
     warn_of_unknown_words,
 )
 from dpr.retrieval.suites import CACHE, TestSet, read_suite

@@ -26,8 +26,9 @@ from dpr.jobs.search import StoredCorpus
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.passages import PassageFields
+from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.search_folder import FILE as SEARCH_FILE
-from dpr.retrieval.sides import DenseRetriever, QuestionForm, question_batch
+from dpr.retrieval.sides import DenseRetriever, question_batch
 from dpr.retriever import Retriever
 from dpr.serving.settings import ServeSettings
 

@@ -19,8 +19,8 @@ from dpr.jobs.search import search_settings
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import Hit, Place
 from dpr.retrieval.passages import PassageLookup
+from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.retrieval.sides import QuestionForm
 from dpr.retriever import Retriever
 from tests.helpers.jobs import retrieve, verify
 from tests.unit.retrieval.conftest import World, searchable
