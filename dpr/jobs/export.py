@@ -16,8 +16,8 @@ from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
 from dpr.formats.vector_shards import open_shards
-from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.durable import read_json
 from dpr.storage.outputs import require_writable
 

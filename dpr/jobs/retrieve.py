@@ -30,7 +30,6 @@ from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_resu
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, fuse_linear
-from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
@@ -47,6 +46,7 @@ from dpr.retrieval.sides import (
     LexicalRetriever,
     warn_of_unknown_words,
 )
+from dpr.retrieval.sources import resolve_passage_sources, resolve_question_set
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json

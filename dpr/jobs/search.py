@@ -42,7 +42,6 @@ from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import Index, Texts, index_class
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.vectors import ArraySource
-from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.indexes import index_choice, open_dense, open_text_index, open_vector_index
@@ -50,6 +49,7 @@ from dpr.retrieval.passages import PassageFields, PassageLookup
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
 from dpr.retrieval.sides import DenseRetriever, Fusion, LexicalRetriever
+from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST
 from dpr.storage.leftovers import remove
