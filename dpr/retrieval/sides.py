@@ -138,6 +138,7 @@ class HybridRetriever:
         return self.fusion.fuse(*self.retrieve_sides(questions, k), k)
 
 
+Side = DenseRetriever | LexicalRetriever
 AnyRetriever = DenseRetriever | LexicalRetriever | HybridRetriever
 
 
