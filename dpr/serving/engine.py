@@ -26,10 +26,10 @@ from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.question_form import QuestionForm
+from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_folder import FILE as SEARCH_FILE
 from dpr.retrieval.sides import DenseRetriever, question_batch
 from dpr.retrieval.stored_corpus import StoredCorpus
-from dpr.retriever import Retriever
 from dpr.serving.settings import ServeSettings
 
 logger = get_logger(__name__)

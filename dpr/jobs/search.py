@@ -56,7 +56,7 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
 def run(config: SearchCommand) -> None:
     """Answers the question, or every question that is typed."""
     from dpr.retrieval.hits import NO_ANSWER
-    from dpr.retriever import Retriever
+    from dpr.retrieval.retriever import Retriever
 
     searcher = Retriever.open(
         config.folder,
