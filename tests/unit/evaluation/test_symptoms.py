@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
-from dpr.evaluation.reading import Training, symptoms
+from dpr.evaluation.runs import Training
+from dpr.evaluation.symptoms import symptoms
 from dpr.formats.training_sets import write_training_set
 from tests.helpers.tiny import make_samples, static_folder
 
