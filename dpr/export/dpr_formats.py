@@ -17,7 +17,8 @@ import torch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.machine import no_downloads
-from dpr.export.folders import Format, only_here, refuse, sides, write_tower
+from dpr.export.formats import Format
+from dpr.export.towers import only_here, refuse, sides, write_tower
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import expand_files

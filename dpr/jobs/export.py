@@ -11,7 +11,10 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
 from dpr.export.dpr_formats import export_dpr_file, export_vector_folders
-from dpr.export.folders import CardMetadata, export_folder, merged, write_adapters, write_once
+from dpr.export.folders import export_folder, write_once
+from dpr.export.merging import merged
+from dpr.export.model_card import CardMetadata
+from dpr.export.peft_adapters import write_adapters
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
