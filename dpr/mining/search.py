@@ -16,7 +16,8 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage, plain, text_hash
-from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
+from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.words import words_of
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig

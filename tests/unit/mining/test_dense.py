@@ -18,7 +18,8 @@ from dpr.cli.main import main
 from dpr.core.compute_settings import ForwardSettings
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, plain
-from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
+from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet

@@ -19,7 +19,7 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.mining import search as searches
-from dpr.mining.negatives import score_passages
+from dpr.mining.scoring import score_passages
 from dpr.mining.search import LexicalSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
