@@ -25,7 +25,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, composed, text_sha256
-from dpr.data.words import find_near_duplicates
+from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.bounded_reading import read_documents
 from dpr.formats.corpora import is_json_name, write_passages
 from dpr.formats.document_files import READERS

@@ -23,7 +23,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
-from dpr.data.words import find_near_duplicates
+from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.documents import name_as_words
 from dpr.formats.question_sets import write_qrels, write_questions

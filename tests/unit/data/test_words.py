@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import regex
 
-from dpr.data.words import jaccard, joined, split_words, words_of, written_spans
+from dpr.data.near_duplicates import jaccard
+from dpr.data.words import joined, split_words, words_of, written_spans
 
 LETTERS = regex.compile(r"[\p{L}\p{N}\p{M}]+")
 

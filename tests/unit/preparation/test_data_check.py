@@ -11,7 +11,9 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.words import jaccard, look_swapped, words_of
+from dpr.data.near_duplicates import jaccard
+from dpr.data.swapped_columns import look_swapped
+from dpr.data.words import words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation import data_check
