@@ -14,7 +14,7 @@ from dpr.embedding.settings import CheckpointEncoderConfig, CorpusCatalogue, Vec
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers:FORMAT",
-    "hf-dpr": "dpr.export.dpr_formats:FORMAT",
+    "hf-dpr": "dpr.export.hf_dpr:FORMAT",
     "onnx": "dpr.export.onnx:FORMAT",
 }
 """Modules that write folders for other libraries, by format; each has a ``Format``."""

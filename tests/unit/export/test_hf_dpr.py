@@ -105,7 +105,7 @@ def test_a_library_that_cannot_use_the_folder_is_one_sentence(
         raise KeyError("pooling")
 
     form = replace(format_of("hf-dpr"), encode=fails)
-    monkeypatch.setattr("dpr.export.dpr_formats.FORMAT", form)
+    monkeypatch.setattr("dpr.export.hf_dpr.FORMAT", form)
     with pytest.raises(
         InputError, match=r"transformers .* cannot use what was written \(KeyError: 'pooling'\)"
     ):
