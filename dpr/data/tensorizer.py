@@ -17,13 +17,7 @@ from dpr.core.logs import get_logger, warn_once
 from dpr.core.machine import panics_caught
 from dpr.core.records import Passage, StoredPassage, json_sha256
 from dpr.data.settings import TextSettings
-from dpr.data.text import (
-    JoinRule,
-    PresentedPassage,
-    check_room,
-    decorate_question,
-    presented,
-)
+from dpr.data.text import JoinRule, PresentedPassage, check_room, decorate_question, presented
 from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
 
 logger = get_logger(__name__)
