@@ -64,6 +64,7 @@ class Mined:
     """Result for one question: the negatives, the number of candidates examined, and the number that each
     filter left out."""
 
+    positive_score: float | None = None
     negatives: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
@@ -99,7 +100,7 @@ def choose_negatives(
     known_texts = {plain(passage.text) for passage in positives}
     positive_words = [words_of(positive.text) for positive in positives]
     taken_words = [words_of(negative.text) for negative in existing]
-    mined = Mined()
+    mined = Mined(positive_score)
 
     for rank, (key, score) in enumerate(hits[: settings.to_rank], 1):
         if rank < settings.from_rank:
@@ -256,7 +257,6 @@ class Mining(BlockJob):
         most = settings.per_question * (1 if self.scorer is None else 2)
         kept: list[TrainingSample] = []
         mined: list[Mined] = []
-        scores: list[float | None] = []
         for row, sample, query, (hits, positive_score) in zip(rows, samples, queries, found, strict=True):
             if self.keep_within:
                 ids = {corpus.id_at(place) for place in query.positives}
@@ -278,7 +278,6 @@ class Mining(BlockJob):
                 )
             )
             kept.append(replace(sample, positives=positives, hard_negatives=existing))
-            scores.append(positive_score)
         if self.scorer is not None:
             named = [(sample.question, one) for sample, one in zip(kept, mined, strict=True)]
             veto(named, self.scorer, settings.per_question)
@@ -288,7 +287,8 @@ class Mining(BlockJob):
         left_out: Counter[str] = Counter()
         values: dict[str, list[float]] = {name: [] for name in _LABELS}
         example: Record | None = None
-        for sample, one, positive_score in zip(kept, mined, scores, strict=True):
+        for sample, one in zip(kept, mined, strict=True):
+            positive_score = one.positive_score
             counts["questions"] += 1
             counts["questions without negatives"] += not one.negatives
             counts["candidates"] += one.candidates

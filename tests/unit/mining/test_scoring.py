@@ -31,8 +31,8 @@ LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BLOCK_ROWS", "DENSE_BLOCK_ROWS"):
-        monkeypatch.setattr(searches, name, 7)
+    for kind in (searches.LexicalSearch, searches.DenseSearch):
+        monkeypatch.setattr(kind, "block_rows", 7)
 
 
 @pytest.fixture
