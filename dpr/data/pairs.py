@@ -71,10 +71,8 @@ class DrawnPairs(ABC):
     """Pairs of a corpus whose passages are texts (``PseudoPairs``) or tokens. The same numbers are drawn for
     both."""
 
-    @property
-    @abstractmethod
-    def pairs(self) -> PseudoPairs:
-        """Returns the corpus and the settings of its pairs."""
+    text: PseudoPairs
+    """The corpus as text, with the settings of its pairs."""
 
     @abstractmethod
     def row(self, number: int) -> Any:
@@ -95,7 +93,7 @@ class DrawnPairs(ABC):
         Raises:
             ConfigError: a user-defined maker returned something other than a pair.
         """
-        pairs = self.pairs
+        pairs = self.text
         number = pairs.corpus_row(row)
         while not pairs.is_usable(passage := self.row(number)):
             number = int(generator.integers(pairs.num_passages))
@@ -149,6 +147,7 @@ class PseudoPairs(DrawnPairs):
         columns: tuple[int, int, int] = DEFAULT_COLUMNS,
     ) -> None:
         setting = f"datasets.{name}.pairs"
+        self.text = self
         self.name = name
         self.file = user_path(file)
         self.drop_words = drop_words
@@ -193,14 +192,9 @@ class PseudoPairs(DrawnPairs):
     def __len__(self) -> int:
         return len(self._held_rows) if self._held_only else len(self._store)
 
-    @property
-    def pairs(self) -> PseudoPairs:
-        return self
-
     def row(self, number: int) -> TextRow:
         """Returns a passage of the corpus."""
-        passage = next(self._store.passages(number, number + 1))
-        return TextRow(passage, self._document_of(passage))
+        return next(self.passages(number, number + 1))
 
     def corpus_row(self, row: int) -> int:
         """Returns the number, in the corpus, of a row's passage."""

@@ -67,7 +67,7 @@ class _Stored:
         self._store = TokenStore(folder)
 
     def __len__(self) -> int:
-        return len(self._store)
+        return len(self.text)
 
     def __getitem__(self, row: int) -> StoredSample:
         return self._store[row]
@@ -169,13 +169,6 @@ class StoredPairs(DrawnPairs, _Stored):
     """``PseudoPairs`` whose rows come as tokens."""
 
     text: PseudoPairs
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-    @property
-    def pairs(self) -> PseudoPairs:
-        return self.text
 
     def row(self, number: int) -> TokenRow:
         return TokenRow(self._store[number])

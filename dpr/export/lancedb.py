@@ -72,10 +72,8 @@ def _create(database: Any, rows: VectorRows, table: str, made_of: str) -> Any:
             for item in rows.batches():
                 numbers = pa.array(item.vectors.reshape(-1))
                 vectors = pa.FixedSizeListArray.from_arrays(numbers, item.vectors.shape[1])
-                rest = [
-                    pa.array(item.columns[name], type=_TYPES[kind]) for name, kind in rows.columns.items()
-                ]
-                yield pa.RecordBatch.from_arrays([pa.array(item.ids), vectors, *rest], schema=schema)
+                columns = {"id": item.ids, "vector": vectors, **item.columns}
+                yield pa.RecordBatch.from_pydict(columns, schema=schema)
         except DprError as error:  # comes back through Arrow as a text
             failures.append(error)
             raise
