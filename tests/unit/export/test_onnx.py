@@ -62,11 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[BiEncoder, Path]:
         **PROMPTS,
     )
     model.save(place / "model")
-    arguments = [
-        "to=onnx",
-        f"model_file={place / 'model'}",
-        f"out={place / 'onnx'}",
-    ]
+    arguments = ["to=onnx", f"model_file={place / 'model'}", f"out={place / 'onnx'}"]
     assert main(arguments) == 0
     return model, place / "onnx"
 

@@ -224,11 +224,7 @@ def test_the_command_says_what_was_compared_and_a_rerun_finds_its_work_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shared(tmp_path / "made_of", dimensions=0).save(tmp_path / "model")
-    arguments = [
-        "to=sentence-transformers",
-        f"model_file={tmp_path / 'model'}",
-        f"out={tmp_path / 'out'}",
-    ]
+    arguments = ["to=sentence-transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}"]
     assert main(arguments) == 0
     assert "checked by sentence-transformers" in "".join(capsys.readouterr())
     before = (tmp_path / "out" / "manifest.json").read_bytes()

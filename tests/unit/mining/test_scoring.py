@@ -179,10 +179,7 @@ def test_the_audit_counts_scores_and_right_answers(
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (["cross_encoder=a", "model_file=b"], "mutually exclusive"),
-        (["hybrid=linear"], "add model_file"),
-    ],
+    [(["cross_encoder=a", "model_file=b"], "mutually exclusive"), (["hybrid=linear"], "add model_file")],
 )
 def test_settings_that_contradict_are_refused(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str]

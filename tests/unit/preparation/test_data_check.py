@@ -47,13 +47,7 @@ def test_clean_data_have_no_findings(tmp_path: Path) -> None:
         check.texts["positive"].seen,
         check.texts["hard negative"].seen,
         check.without_hard,
-    ) == (
-        30,
-        30,
-        30,
-        30,
-        0,
-    )
+    ) == (30, 30, 30, 30, 0)
 
 
 def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
@@ -150,10 +144,7 @@ def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
     encoder_folder(tmp_path / "model")
     samples = [TrainingSample("ba be", (Passage(" ".join(WORDS[:count]), "ca"),)) for count in (2, 4, 6, 20)]
     path = written(tmp_path / "t.jsonl", *samples)
-    arguments = [
-        f"encoder.pretrained_model_cfg={tmp_path / 'model'}",
-        "encoder.sequence_length=9",
-    ]
+    arguments = [f"encoder.pretrained_model_cfg={tmp_path / 'model'}", "encoder.sequence_length=9"]
     assert main(["check-data", str(path), *arguments]) == 0
     text = capsys.readouterr().out
     # [CLS] title [SEP] text [SEP]: four more than the text has
