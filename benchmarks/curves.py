@@ -36,7 +36,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.preparation.folder_data import TRAIN, split_by_group
+from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics

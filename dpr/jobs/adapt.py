@@ -29,7 +29,8 @@ from dpr.core.logs import details_in, get_logger
 from dpr.core.records import json_sha256
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
-from dpr.data.pairs import PseudoPairs, kinds_of
+from dpr.data.cuts import kinds_of
+from dpr.data.pairs import PseudoPairs
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint, write_run
 from dpr.indexer.settings import DEFAULT_WEIGHT
@@ -37,8 +38,8 @@ from dpr.jobs import compare, embed, prepare, retrieve, train
 from dpr.jobs.doctor import problems_below
 from dpr.models.backbones import files_of_model, local_model
 from dpr.models.biencoder import BiEncoder
+from dpr.preparation.document_questions import GIVEN
 from dpr.preparation.folder_data import content_of_documents, find_documents
-from dpr.preparation.passages import GIVEN
 from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import (
     AdaptSettings,

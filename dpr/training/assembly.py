@@ -18,11 +18,12 @@ from dpr.core.paths import user_path
 from dpr.core.settings import drop_unused, listed, split_entry, unused_note
 from dpr.core.user_classes import create_object
 from dpr.data.collator import as_encoded
+from dpr.data.opened_sets import opened_sets
 from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
+from dpr.data.swapped_columns import look_swapped
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
-from dpr.data.training_data import OpenedSets, TrainingData, opened_sets, spread_rows
-from dpr.data.words import look_swapped
+from dpr.data.training_data import OpenedSets, TrainingData, spread_rows
 from dpr.formats.training_sets import TrainingSet
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
@@ -40,7 +41,7 @@ logger = get_logger(__name__)
 _LOOKED_AT = 64
 DataSets = Any
 """A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in
-dpr/data/training_data.py)."""
+dpr/data/opened_sets.py)."""
 
 
 @dataclass(frozen=True)

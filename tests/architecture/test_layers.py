@@ -45,7 +45,7 @@ ROOMS = {
     "requests": ("dpr/formats/",),
     "safetensors": ("dpr/storage/", "dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),
-    "pyarrow": ("dpr/formats/", "dpr/export/vector_stores.py"),
+    "pyarrow": ("dpr/formats/", "dpr/export/lancedb.py"),
     "yaml": ("dpr/formats/",),
     "filelock": ("dpr/formats/", "dpr/storage/"),
     "faiss": ("dpr/indexer/",),
