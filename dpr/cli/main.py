@@ -109,7 +109,6 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 _OTHER_JOBS = {
-    "quickstart": "adapt.quickstart",
     "score": "mine.run_score",
     "evaluate": "retrieve.evaluate",
     "new-encoder": "prepare.make_encoder",

@@ -28,6 +28,7 @@ LAYERS = {
     "mining": 6,
     "export": 6,
     "integrations": 7,
+    "adaptation": 7,
     "jobs": 8,
     "retriever": 9,
     "serving": 10,

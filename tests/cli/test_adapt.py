@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dpr import BiEncoder
+from dpr.adaptation.choices import Texts, chosen_weight, clearly_best, training
 from dpr.cli.main import main
-from dpr.jobs.adapt import Texts, chosen_weight, clearly_best, training
 from dpr.preparation.settings import AdaptSettings
 from dpr.training.settings import TrainSettings
 from tests.helpers.tiny import sentence, tiny_model
