@@ -17,7 +17,7 @@ from dpr.preparation.settings import AdaptSettings
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_manifest
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 
 TEMPERATURE = 0.15
 """Temperature of a new encoder; best or nearly best in 20 of 21 runs (benchmarks/results/adapt.md)."""
@@ -109,13 +109,13 @@ def chosen_weight(by_weight: dict[float, float]) -> float:
     return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
 
 
-def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: float) -> BiEncoderTrainConfig:
+def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: float) -> TrainCommand:
     """Returns the settings of the training, with the dev questions for validation.
 
     If there are few passages, the batch is small, so that there are enough steps. The number of pairs is a
     multiple of the number of passages within bounds, so that the time is bounded.
     """
-    made = BiEncoderTrainConfig(output_dir=str(folder), seed=config.seed, device=config.device)
+    made = TrainCommand(output_dir=str(folder), seed=config.seed, device=config.device)
     made.train_datasets = list(texts.train_sets)
     made.datasets = texts.train_sets
     made.train.sampling.mixed = len(texts.train_sets) > 1

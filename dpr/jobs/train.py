@@ -40,16 +40,16 @@ from dpr.training.assembly import (
 )
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
+from dpr.training.command_settings import TrainCommand
 from dpr.training.dry_run import dry_run
 from dpr.training.metrics import each_once
-from dpr.training.settings import BiEncoderTrainConfig
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import run_validations
 
 logger = get_logger(__name__)
 
 
-def run(config: BiEncoderTrainConfig) -> float | None:
+def run(config: TrainCommand) -> float | None:
     """Trains, or only evaluates if there are no train_datasets. Returns the best (or the evaluated)
     validation value."""
     train_sources = resolve_training_files(config.train_datasets, config.datasets)
@@ -98,7 +98,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         return None
 
 
-def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
+def build_model(config: TrainCommand) -> BiEncoder:
     """Builds the towers from ``model_file``, whose own settings take precedence over ``encoder``, or from
     ``encoder.pretrained_model_cfg``.
 
@@ -193,7 +193,7 @@ def _check_kind(encoder: TowerSettings) -> None:
 
 
 def open_sets(
-    sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None
+    sources: Sequence[NamedSource], config: TrainCommand, loss_scales: Sequence[float] | None = None
 ) -> OpenedSets:
     """Opens data sets with their options. The first opening of a file reads it once and stores it in a form
     that is memory-mapped."""
@@ -243,7 +243,7 @@ def open_sets(
 
 
 def build_trainer(
-    config: BiEncoderTrainConfig,
+    config: TrainCommand,
     model: BiEncoder,
     train_sets: OpenedSets,
     dev_sets: OpenedSets,
@@ -271,7 +271,7 @@ def build_trainer(
     )
 
 
-def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
+def make_trackers(config: TrainCommand) -> list[Callback]:
     """Makes the trackers that ``tracking`` names. They follow user-defined callbacks, so they get the metrics
     that those add."""
     tracking = config.tracking
@@ -283,7 +283,7 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     return trackers
 
 
-def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
+def evaluate(config: TrainCommand, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
     """Evaluates only, on the objects that training uses. Prints a table; output_dir gets metrics.json.
     Returns the NLL, or without dev sets the first metric."""
     own = dev_validations(dev_sets, config) if dev_sets else []

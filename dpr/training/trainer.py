@@ -41,7 +41,7 @@ from dpr.training.metrics import Metrics, StepResult, TrainingMetrics
 from dpr.training.optimizer import learning_rate_factor, make_optimizer, set_learning_rate
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
 from dpr.training.run import Callback, Progress, Run, checkpoint_name
-from dpr.training.settings import TrainingSettings, TrainSettings
+from dpr.training.settings import TrainingSettings, TrainNode
 from dpr.training.step import DirectStep, Step
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.validations.protocol import (
@@ -407,7 +407,7 @@ class Trainer(Run):
 
 
 def make_step(
-    model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
+    model: BiEncoder, loss: Loss, settings: TrainNode, *, ranks: Ranks, device: torch.device
 ) -> Step:
     """Returns the step that the settings ask for: the whole batch at once, or chunk by chunk. If they ask for
     it, the model is sharded."""

@@ -14,14 +14,15 @@ from dpr.formats.training_sets import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import Named, check_metric_names
+from dpr.training.command_settings import TrainCommand
 from dpr.training.metrics import Metrics
-from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
+from dpr.training.settings import TrainNode
 from dpr.training.validations.protocol import Validation
 from tests.architecture.source_files import package_sources
 from tests.helpers.tiny import encoder_folder, make_samples
 
 
-@pytest.mark.parametrize("kind", [TrainSettings, BiEncoderTrainConfig])
+@pytest.mark.parametrize("kind", [TrainNode, TrainCommand])
 def test_every_setting_of_training_is_read_somewhere(kind: type) -> None:
     texts = "".join(
         re.sub(r'"""(?s:.*?)"""', "", source.text) for source in package_sources() if source.room != "cli"
@@ -30,8 +31,8 @@ def test_every_setting_of_training_is_read_somewhere(kind: type) -> None:
     assert not unread
 
 
-def config_of(folder: Path, **values: Any) -> BiEncoderTrainConfig:
-    config = BiEncoderTrainConfig(
+def config_of(folder: Path, **values: Any) -> TrainCommand:
+    config = TrainCommand(
         device="cpu", train_datasets=[str(folder / "train.json")], dev_datasets=[str(folder / "dev.json")]
     )
     config.output_dir, config.encoder.pretrained_model_cfg = str(folder / "run"), str(folder / "encoder")

@@ -20,7 +20,7 @@ from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import ValidateAndSave
+from dpr.training.callbacks.saving import ValidateAndSave
 from dpr.training.metrics import Metrics
 from dpr.training.run import Progress
 from dpr.training.settings import Periods

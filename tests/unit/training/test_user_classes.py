@@ -13,8 +13,8 @@ import torch
 from dpr.core.errors import ConfigError
 from dpr.training.assembly import Named, user_data
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import EarlyStopping
-from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainSettings
+from dpr.training.callbacks.early_stopping import EarlyStopping
+from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainNode
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -125,7 +125,7 @@ def test_a_data_set_class_gets_its_files_and_has_what_training_asks_for() -> Non
 
 
 def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Path) -> None:
-    train = TrainSettings(
+    train = TrainNode(
         callbacks={"use": "user_module:Mine", "size": 5},
         validation="user_module:Constant",
         early_stopping=EarlyStoppingSettings(patience=2),

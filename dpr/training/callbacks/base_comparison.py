@@ -70,7 +70,7 @@ class Comparison:
         return f"{verdict} {self.against} ({figures})"
 
 
-class Verdict(Callback):
+class BaseComparison(Callback):
     """Callback that compares the best checkpoint with the base model. It measures the base model by all
     validations that the run will reach (``run.progress.start_metrics``). At the end it reports in the log and
     in ``verdict.json`` whether the best checkpoint is better. It does not change training.
@@ -78,6 +78,8 @@ class Verdict(Callback):
     Checkpoints hold the values of each question for the compared metrics: of the base model, of the best
     checkpoint and of their own step.
     """
+
+    state_key = "Verdict"  # its name in checkpoints of all versions
 
     def __init__(self) -> None:
         self._values: dict[str, Values] = {}
