@@ -40,9 +40,8 @@ from dpr.preparation.folder_data import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
-from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Metrics, run_validations
 
 SQUAD = SHARED / "data" / "squad" / "squad-v1.1-dev.shared-half.json.gz"
 NUM_DEV, BATCH, LENGTH, VOCABULARY = 400, 32, 24, 4000

@@ -42,9 +42,8 @@ from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import TrainCommand
 from dpr.training.dry_run import dry_run
-from dpr.training.metrics import each_once
 from dpr.training.validations.dev_sets import dev_validations
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import each_once, run_validations
 
 logger = get_logger(__name__)
 

@@ -160,6 +160,13 @@ class EarlyStoppingSettings(Settings):
     """Validations in a row without an improvement after which the run ends; 0 = never."""
 
 
+def is_logged(step: int, every: int | None, last_step: int) -> bool:
+    """Returns whether a log line follows update ``step`` (counted from 1)."""
+    if every is None:  # a short run gets a curve, too
+        every = max(1, min(100, last_step // 20))
+    return every > 0 and (step % every == 0 or step == last_step)
+
+
 @dataclass
 class Periods(Settings):
     """Periods of logging, validation and saving, and the choice of the best checkpoint."""

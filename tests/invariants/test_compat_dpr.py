@@ -28,8 +28,8 @@ from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
-from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainNode
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
 

@@ -158,7 +158,7 @@ def gradient_of(
         if parameter.grad is not None
     }
     return {
-        "loss": sum_over_ranks(result.loss_sum) / POOL,
+        "loss": sum_over_ranks(result.loss) / POOL,
         "correct": sum_over_ranks(result.num_correct),
         **gradient,
     }

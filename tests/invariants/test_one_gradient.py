@@ -112,7 +112,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
-        loss, correct = loss + result.loss_sum, correct + result.num_correct
+        loss, correct = loss + result.loss, correct + result.num_correct
     gradient = {
         name: full_tensor(parameter.grad).to_dense().clone()
         for name, parameter in model.named_parameters()

@@ -22,8 +22,8 @@ from dpr.losses.protocol import LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback, batch_metrics
-from dpr.training.metrics import Metrics, StepResult
 from dpr.training.run import Run
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer
@@ -265,7 +265,7 @@ def test_nobody_waits_for_the_device_before_the_log_line(
     trainer.metrics._device = meta
     trainer.metrics.begin()
     trainer.metrics.add(
-        StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch
+        LossResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta)), batch
     )
     seen = [callback._of_questions, callback._cosines]
     assert [tensor.shape for tensor in seen] == [(12, 5), (36, 36)]

@@ -24,9 +24,8 @@ from dpr.models.settings import EncoderSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import base_comparison
 from dpr.training.command_settings import TrainCommand
-from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainNode
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Metrics, run_validations
 from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model

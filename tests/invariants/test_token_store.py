@@ -21,7 +21,7 @@ from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.training.assembly import BiEncoderTrainer, as_tokens
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
-from dpr.training.metrics import Metrics
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
 
 ROWS = 48

@@ -13,10 +13,11 @@ from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
 from dpr.formats.results import is_baseline
 from dpr.storage.durable import read_json, write_json
-from dpr.training.metrics import Metrics, each_once
 from dpr.training.run import Callback, Run, checkpoint_name
 from dpr.training.validations.protocol import (
+    Metrics,
     Validation,
+    each_once,
     guard_limits,
     higher_is_better,
     run_validations,
@@ -217,7 +218,7 @@ def is_start_measured(run: Run) -> bool:
     if train.eval_at_start is False or run.model.is_random:
         return False
     num_texts = sum(each.num_texts(run.model) for each in ahead)
-    is_cheap = num_texts <= MOST_SHARE * _PASSES * run.plan.num_texts()
+    is_cheap = num_texts <= MOST_SHARE * _PASSES * run.num_texts()
     if not is_cheap:
         logger.info(
             "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does;"

@@ -13,9 +13,9 @@ from dpr.core.distributed import sum_over_ranks
 from dpr.core.logs import get_logger
 from dpr.losses.candidates import MASKED_SCORE, score_matrix
 from dpr.losses.protocol import Pool
-from dpr.training.callbacks.log_lines import is_logged
-from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run
+from dpr.training.settings import is_logged
+from dpr.training.validations.protocol import Metrics
 
 logger = get_logger(__name__)
 

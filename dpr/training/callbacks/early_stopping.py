@@ -7,8 +7,8 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run
+from dpr.training.validations.protocol import Metrics
 
 logger = get_logger(__name__)
 

@@ -11,17 +11,12 @@ from tqdm import tqdm
 
 from dpr.core.compute_settings import dtype_of
 from dpr.core.logs import duration, get_logger, shows_bars
-from dpr.training.metrics import Metrics, each_once, matrix_peak, peak_memory_gb
+from dpr.training.device_speed import matrix_peak, peak_memory_gb
 from dpr.training.run import Callback, Run
+from dpr.training.settings import is_logged
+from dpr.training.validations.protocol import Metrics, each_once
 
 logger = get_logger(__name__)
-
-
-def is_logged(step: int, every: int | None, last_step: int) -> bool:
-    """Returns whether a log line follows update ``step`` (counted from 1)."""
-    if every is None:  # a short run gets a curve, too
-        every = max(1, min(100, last_step // 20))
-    return every > 0 and (step % every == 0 or step == last_step)
 
 
 class LogEvery(Callback):

@@ -10,8 +10,8 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
-from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run
+from dpr.training.validations.protocol import Metrics
 
 logger = get_logger(__name__)
 

@@ -15,9 +15,8 @@ from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import Named, check_metric_names
 from dpr.training.command_settings import TrainCommand
-from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainNode
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import Metrics, Validation
 from tests.architecture.source_files import package_sources
 from tests.helpers.tiny import encoder_folder, make_samples
 

@@ -21,10 +21,9 @@ from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import Named
 from dpr.training.compute import shard
-from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations import retrieval
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Metrics, run_validations
 from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model

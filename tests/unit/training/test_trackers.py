@@ -15,8 +15,8 @@ from dpr.core.errors import ConfigError
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, Tracker, WeightsAndBiases
-from dpr.training.metrics import Metrics
 from dpr.training.run import Run
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.serving import wait_until
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
