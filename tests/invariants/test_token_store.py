@@ -18,9 +18,10 @@ from dpr.data.tokens import StoredTokens
 from dpr.formats.training_sets import TrainingSet, write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
-from dpr.training.assembly import BiEncoderTrainer, as_tokens
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import as_tokens
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
 

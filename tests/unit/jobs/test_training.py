@@ -13,7 +13,7 @@ from dpr.core.errors import DprError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import Named, check_metric_names
+from dpr.training.assembly import extensions_of
 from dpr.training.command_settings import TrainCommand
 from dpr.training.settings import TrainNode
 from dpr.training.validations.protocol import Metrics, Validation
@@ -84,7 +84,7 @@ def test_names_and_paths_are_checked_before_data_are_read(
 def test_metrics_that_a_validation_returns_or_may_return_are_taken(tmp_path: Path, name: str) -> None:
     validation = ["tests.unit.jobs.test_training:Own"] if "own" in name else None
     config = config_of(tmp_path, train__best_metric=name, train__validation=validation)
-    check_metric_names(Named.of(config).validations, config, ["dev"])
+    extensions_of(config, ["dev"])
 
 
 class Own(Validation):

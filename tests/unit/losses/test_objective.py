@@ -21,7 +21,7 @@ from dpr.losses.filtered_nll import Nll
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.training.assembly import make_loss
+from dpr.training.loss import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
 from tests.helpers.pools import make_pool

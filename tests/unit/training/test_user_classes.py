@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
-from dpr.training.assembly import Named, user_data
+from dpr.training.assembly import extensions_of
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.early_stopping import EarlyStopping
+from dpr.training.data_sets import user_data
 from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainNode
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -64,7 +65,7 @@ class Data(TrainingData):
 
 
 def user_callbacks(entries: Any) -> Any:
-    return Named.of(TrainingSettings.of(None, callbacks=entries)).callbacks
+    return extensions_of(TrainingSettings.of(None, callbacks=entries), []).callbacks
 
 
 @pytest.fixture(autouse=True)
