@@ -63,12 +63,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
-        "dpr.training.settings:BiEncoderTrainConfig",
+        "dpr.training.command_settings:TrainCommand",
         "biencoder_train_cfg",
     ),
     "explain": Command(
         "print what a step of a training run is made of",
-        "dpr.training.settings:ExplainConfig",
+        "dpr.training.command_settings:ExplainCommand",
         "explain",
     ),
     "embed": Command(
@@ -109,7 +109,6 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 _OTHER_JOBS = {
-    "quickstart": "adapt.quickstart",
     "score": "mine.run_score",
     "evaluate": "retrieve.evaluate",
     "new-encoder": "prepare.make_encoder",

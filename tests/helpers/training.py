@@ -9,7 +9,7 @@ from typing import Any
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import ReportPage
+from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.run import Run
 
 DEFAULTS: dict[str, Any] = {

@@ -17,7 +17,7 @@ from dpr.models.biencoder import TowerOptions
 from dpr.training import grad_cache
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.metrics import Metrics
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 

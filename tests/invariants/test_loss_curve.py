@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 from dpr.core.records import Passage, TrainingSample
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.metrics import Metrics
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
