@@ -30,7 +30,7 @@ from dpr.formats.corpora import read_metadata
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import decode_ids
 from dpr.storage.durable import MANIFEST, describe_file
-from dpr.storage.outputs import held, lock_of
+from dpr.storage.outputs import lock_of, locked
 
 BATCH_ROWS = 8192
 
@@ -171,7 +171,7 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         if "://" not in address:
             folder = Path(address)
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(folder / table, file=lock_of(folder / f"{table}.lance")))
+            stack.enter_context(locked(folder / table, file=lock_of(folder / f"{table}.lance")))
         made_of = json.dumps({"kind": "lancedb", **rows.made_of()}, sort_keys=True)
         try:
             database = lancedb.connect(address)

@@ -54,7 +54,7 @@ from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.outputs import LOCK_FILE, held, require_writable
+from dpr.storage.outputs import LOCK_FILE, locked, require_writable
 from dpr.training import static_student
 from dpr.training.linear_layer import MOST_QUESTIONS, add_fitted_layer
 from dpr.training.settings import BiEncoderTrainConfig
@@ -546,7 +546,7 @@ def stages_in(out: Path, made_of: Mapping[str, Any], *, first: Sequence[str]) ->
         )
     require_writable(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
-    with held(out), _Interrupts() as signals, details_in(out / DETAILS, __name__) as details:
+    with locked(out), _Interrupts() as signals, details_in(out / DETAILS, __name__) as details:
         remove_leftovers(out)
         try:
             yield Stages(out, made_of, details, signals)

@@ -53,7 +53,7 @@ from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST
 from dpr.storage.leftovers import remove
-from dpr.storage.outputs import held, lock_of
+from dpr.storage.outputs import lock_of, locked
 from dpr.storage.untrusted import describe
 
 Side = DenseRetriever | LexicalRetriever
@@ -438,7 +438,7 @@ def add_to(
             " makes both"
         )
     folder = folder.absolute()  # as the paths that search.json states are read
-    with held(folder / FILE, file=lock_of(folder / FILE)):
+    with locked(folder / FILE, file=lock_of(folder / FILE)):
         old = corpus.settings
         if SearchSettings.read(folder).passages != old.passages:
             found = "names other passages than when it was opened"
