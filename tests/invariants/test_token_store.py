@@ -24,6 +24,7 @@ from dpr.training.command_settings import TrainCommand
 from dpr.training.data_sets import as_tokens
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.training import assert_same_bits
 
 ROWS = 48
 
@@ -119,7 +120,7 @@ def test_curve_metrics_and_weights_are_bitwise_those_of_the_text(
     for metrics, found, found_kinds in others:
         assert found_kinds == {StoredTokens}
         assert json.dumps(metrics) == json.dumps(expected)
-        assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+        assert_same_bits(found, weights)
 
 
 def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
