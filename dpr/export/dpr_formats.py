@@ -23,7 +23,8 @@ from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import expand_files
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.models.model_folders import CTX, QUESTION, file_weights
+from dpr.models.folders.hugging_face_dpr import CTX, QUESTION
+from dpr.models.folders.original_dpr import file_weights
 from dpr.storage.outputs import output
 
 logger = get_logger(__name__)

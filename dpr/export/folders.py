@@ -33,7 +33,8 @@ from dpr.formats import checkpoints
 from dpr.models.backbones import quiet_loading
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.model_folders import CTX, NAME, QUESTION, WEIGHTS
+from dpr.models.folders.hugging_face_dpr import CTX, QUESTION
+from dpr.models.folders.peft_adapter import NAME, WEIGHTS
 from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
 from dpr.models.trials import is_static
 from dpr.storage.durable import durable_file, durable_folder
