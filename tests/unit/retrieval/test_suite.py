@@ -20,8 +20,8 @@ from dpr.formats.qrels import read_qrels, write_qrels
 from dpr.formats.question_sets import write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.trec_runs import read_trec_run
+from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.suites import read_suite
-from dpr.retriever import Retriever
 from tests.helpers.jobs import compare, retrieve
 from tests.helpers.jobs import evaluate as main
 from tests.unit.retrieval.conftest import World
