@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from dpr.formats.field_names import ANSWERS, QUESTION_IDS, QUESTIONS, name_in, r
 from dpr.formats.passage_records import first_id
 from dpr.formats.record_files import has_records, is_csv_name, read_records
 from dpr.formats.text_input import located
-from dpr.formats.text_output import durable_text
+from dpr.formats.text_output import write_json_lines
 
 _ASKED = {"questions": (*QUESTIONS, "text")}
 _ASKED_WITH = {"ids": QUESTION_IDS, "answers": ANSWERS}
@@ -106,7 +105,10 @@ def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Questi
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
     """Writes questions as JSON lines."""
-    with durable_text(user_path(path)) as out:
-        for question in questions:
-            record = {"question": question.text, "answers": list(question.answers), "id": question.id}
-            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+    write_json_lines(
+        user_path(path),
+        (
+            {"question": question.text, "answers": list(question.answers), "id": question.id}
+            for question in questions
+        ),
+    )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import durable_file
+
+Note = Mapping[str, Any] | None
+"""Provenance of a written file, for the checksum beside it."""
 
 
 def require_word(value: str, file: Path) -> None:
@@ -21,7 +25,7 @@ def require_word(value: str, file: Path) -> None:
 
 
 @contextmanager
-def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator[IO[str]]:
+def durable_text(path: Path, *, note: Note = None) -> Iterator[IO[str]]:
     """Opens a durable UTF-8 text file; ``.gz`` is packed, without a time stamp, so that equal content gives
     equal bytes."""
     try:
@@ -39,3 +43,12 @@ def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterat
         raise InputError(
             f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path
         ) from None
+
+
+def write_json_lines(path: Path, records: Iterable[Mapping[str, Any]], note: Note = None) -> int:
+    """Writes a JSON object a line. Returns the number of objects."""
+    count = 0
+    with durable_text(path, note=note) as out:
+        for count, record in enumerate(records, 1):  # noqa: B007
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return count

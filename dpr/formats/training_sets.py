@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dpr.core.records import TrainingSample
 from dpr.formats.given_rows import are_files, is_hub_name, rows_file
 from dpr.formats.stored_training_set import TrainingSet, write_rows
 from dpr.formats.text_input import expand_files
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.beir import files_read
 from dpr.formats.training_files.dpr import sample_to_json
 from dpr.formats.training_files.registry import READERS, format_of
@@ -73,7 +75,7 @@ def open_training_set(
     if on_bad_row not in ("fail", "skip"):
         raise ConfigError(f"on_bad_row={on_bad_row} is not known; choose one of fail, skip")
     cache = cache_root(cache_dir)
-    options = ReadOptions(cache_dir=cache, split=split, columns=dict(columns or {}))
+    options = ReadOptions(partial(open_store, cache_dir=cache), split=split, columns=dict(columns or {}))
     limit = max_bad_rows if on_bad_row == "skip" else None
     if are_files(data):
         paths = expand_files(data)
@@ -81,11 +83,11 @@ def open_training_set(
             raise ConfigError(
                 f"split={split} was given, but {shown(paths)} is a file; folders and data sets have splits"
             )
-        folder = _built(paths, options, limit)
+        folder = _built(paths, options, limit, cache)
     else:
         origin = data if is_hub_name(data) else "rows in memory"
         with rows_file(data, split=split, cache=cache) as file:
-            folder = _built([file], replace(options, split=""), limit, origin=origin)
+            folder = _built([file], replace(options, split=""), limit, cache, origin=origin)
     opened = TrainingSet(folder, name)
     counts = opened.counts
     told = "%s: read %d records, kept %d, dropped %d without positives, rejected %d"
@@ -95,10 +97,11 @@ def open_training_set(
     return opened
 
 
-def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin: str = "") -> Path:
+def _built(
+    paths: list[Path], options: ReadOptions, limit: int | None, cache: Path, *, origin: str = ""
+) -> Path:
     """Returns the cache folder of the rows of these files, up to ``limit`` of which may be bad. ``origin``
     names the source of rows that were written to a temporary file."""
-    cache = cache_root(options.cache_dir)
     usable = UsableRows(limit, file=cache / "rejected-too-many.jsonl")
     digest = hashlib.sha256(_FINGERPRINT)
 

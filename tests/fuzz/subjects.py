@@ -29,6 +29,7 @@ from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.qrels import read_qrels
 from dpr.formats.question_sets import read_questions
 from dpr.formats.run_folders import resolve_checkpoint
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
@@ -212,7 +213,7 @@ def _parquet() -> bytes:
 
 def _read_foreign(path: Path) -> None:
     """Every row comes out good or bad; what no format fits is refused."""
-    options = ReadOptions(cache_dir=path.parent / "cache")
+    options = ReadOptions(partial(open_store, cache_dir=path.parent / "cache"))
     errors = [row.error for row in read_rows(path, options) if row.error]
     assert all(isinstance(error, InputError) and path.parent.name in str(error) for error in errors)
 

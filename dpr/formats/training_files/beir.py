@@ -15,16 +15,8 @@ from dpr.formats.arrow_files import chosen_split
 from dpr.formats.checked_values import text_of
 from dpr.formats.corpora import write_passages
 from dpr.formats.qrels import Judgement, Qrels, judgement_rows, write_qrels
-from dpr.formats.text_store import open_store
-from dpr.formats.training_files.rows import (
-    Note,
-    ReadOptions,
-    SourceRow,
-    content_id,
-    joined,
-    parsed_row,
-    preparing,
-)
+from dpr.formats.text_output import Note
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id, joined, parsed_row, preparing
 from dpr.storage.durable import durable_folder
 
 
@@ -52,7 +44,7 @@ def read_beir(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
         if file is None:
             hint = f"say where it is: {preparing(f'{name}=FILE')}"
             raise InputError(f"no {name}.jsonl in {folder}", file=path, hint=hint)
-        stores.append(open_store(file, cache_dir=options.cache_dir))
+        stores.append(options.open_store(file))
     corpus, queries = stores
     least = 1 if options.min_grade is None else options.min_grade
 

@@ -35,7 +35,6 @@ from dpr.formats.field_names import (
 )
 from dpr.formats.passage_records import TEVATRON_LISTS, passages_of, split_by_grade, with_scores
 from dpr.formats.text_input import open_input
-from dpr.formats.text_store import open_store
 from dpr.formats.training_files.rows import (
     ReadOptions,
     SourceRow,
@@ -162,8 +161,8 @@ def _table_rows(path: Path, options: ReadOptions, names: Sequence[str] = ()) -> 
 def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) -> Parse:
     """Returns a function from record to sample, by roles. It looks up questions and passages that rows name
     by id, if their files are given."""
-    queries = open_store(options.queries, cache_dir=options.cache_dir) if options.queries else None
-    corpus = open_store(options.corpus, cache_dir=options.cache_dir) if options.corpus else None
+    queries = options.open_store(options.queries) if options.queries else None
+    corpus = options.open_store(options.corpus) if options.corpus else None
     named = options.columns
 
     def column(record: dict[str, Any], role: str, known: tuple[str, ...]) -> str:

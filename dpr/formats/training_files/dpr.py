@@ -13,9 +13,8 @@ from dpr.formats.checked_values import text_of
 from dpr.formats.field_names import keys_of
 from dpr.formats.json_records import indented_record
 from dpr.formats.passage_records import passage_from_json, passage_to_json
-from dpr.formats.text_output import durable_text
-from dpr.formats.training_files.json_lines import write_lines
-from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, record_rows
+from dpr.formats.text_output import Note, durable_text, write_json_lines
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, record_rows
 from dpr.storage.untrusted import describe
 
 
@@ -73,7 +72,7 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note
     ``.gz``. Returns the number of samples."""
     file = user_path(path)
     if file.name.removesuffix(".gz").endswith(".jsonl"):
-        return write_lines(lambda _, sample: sample_to_json(sample), file, samples, note)
+        return write_json_lines(file, map(sample_to_json, samples), note)
     count = 0
     with durable_text(file, note=note) as out:
         for count, sample in enumerate(samples, 1):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from dpr.core.records import TrainingSample
-from dpr.formats.training_files.json_lines import write_lines
+from dpr.formats.text_output import Note, write_json_lines
 from dpr.formats.training_files.rows import content_id
 
 
@@ -23,7 +24,7 @@ def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
     return record
 
 
-def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
+def _flag_embedding_record(sample: TrainingSample) -> dict[str, Any]:
     """Returns a record whose texts join title and text by a space; ids and answers have no place in this
     format."""
     record: dict[str, Any] = {"query": sample.question}
@@ -36,8 +37,13 @@ def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
     return record
 
 
-write_tevatron = partial(write_lines, _tevatron_record)
-"""Function that writes version 1. Both kinds of negatives become ``negative_passages``; passages without id
-get one made from their content."""
-write_flag_embedding = partial(write_lines, _flag_embedding_record)
-"""Function that writes plain texts. Both kinds of negatives become ``neg``."""
+def write_tevatron(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
+    """Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one
+    made from their content."""
+    records = (_tevatron_record(number, sample) for number, sample in enumerate(samples))
+    return write_json_lines(path, records, note)
+
+
+def write_flag_embedding(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
+    """Writes plain texts. Both kinds of negatives become ``neg``."""
+    return write_json_lines(path, map(_flag_embedding_record, samples), note)

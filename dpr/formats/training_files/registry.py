@@ -15,11 +15,12 @@ from dpr.formats.checked_values import number_of
 from dpr.formats.delimited import named_columns, table_form
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.qrels import JUDGED, grade_of
+from dpr.formats.text_output import Note
 from dpr.formats.training_files import columns
 from dpr.formats.training_files.beir import read_beir, write_beir
 from dpr.formats.training_files.dpr import read_dpr, write_training_set
 from dpr.formats.training_files.other_toolkits import write_flag_embedding, write_tevatron
-from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, preparing
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, preparing
 from dpr.formats.training_files.squad import read_squad
 
 READERS: dict[str, Callable[[Path, ReadOptions], Iterator[SourceRow]]] = {

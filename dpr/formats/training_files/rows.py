@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample, text_sha256
@@ -20,8 +20,6 @@ _MATTERS = re.compile(
     r"(.*_)?(scores?|labels?|similarity|relevance|margin)|"
     r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?"
 )
-Note = Mapping[str, Any] | None
-"""Provenance of a written file, for the checksum beside it."""
 
 
 def unnumbered(key: str) -> str:
@@ -57,10 +55,20 @@ class UnreadKeys:
         self.warnings.setdefault(key, f"{place}: the key {key!a} is not read; {why}")
 
 
+class ById(Protocol):
+    """Passages or questions of a file, found by their ids. A ValueError says that there is none."""
+
+    def passage(self, key: str) -> Passage: ...
+
+    def question(self, key: str) -> tuple[str, tuple[str, ...]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Settings for facts that the content of a file does not show."""
 
+    open_store: Callable[[Path], ById]
+    """Function that opens a file of passages or questions which rows name by id."""
     corpus: Path | None = None
     """Passages that rows name by id."""
     queries: Path | None = None
@@ -73,8 +81,6 @@ class ReadOptions:
     columns: dict[str, str] = field(default_factory=dict)
     """Column names by role: question, positive, negative, title, answers, label. ``a.b`` is key b of column
     a, of each item in a list."""
-    cache_dir: Path | None = None
-    """Cache folder in which a corpus is stored for looking up its passages."""
     unread: UnreadKeys = field(default_factory=UnreadKeys, compare=False)
     """Collects warnings about keys that are not read."""
 

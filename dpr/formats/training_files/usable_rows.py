@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
+from dpr.formats.stored_training_set import Counts
 from dpr.formats.training_files.rows import SourceRow
 from dpr.storage.durable import durable_file
 
 logger = get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Counts:
-    """Numbers of rows of training files: ``kept``, ``dropped`` for having no positive passage, ``rejected``
-    as bad; together ``read``.
-
-    Formats that join rows of one question make fewer records than rows kept.
-    """
-
-    read: int = 0
-    kept: int = 0
-    dropped: int = 0
-    rejected: int = 0
 
 
 class UsableRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class World:
 
     def read(self, path: Path, format_name: str, **options: Any) -> tuple[list[TrainingSample], list[int]]:
         """Samples, and lines of bad rows."""
-        given = ReadOptions(cache_dir=self.folder / "cache", corpus=self.corpus, **options)
+        given = ReadOptions(partial(open_store, cache_dir=self.folder / "cache"), corpus=self.corpus, **options)
         rows = list(read_rows(path, given, name=format_name))
         assert all(NOWHERE in str(row.error) for row in rows if row.error)
         return [row.sample for row in rows if row.sample], sorted(row.line for row in rows if row.error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.dpr import sample_from_json, sample_to_json, write_training_set
 from dpr.formats.training_files.registry import WRITERS, read_rows
 from dpr.formats.training_files.rows import ReadOptions
@@ -123,7 +125,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     write = WRITERS[name]
     assert write is not None
     write(tmp_path / "out.jsonl", samples, None)
-    options = ReadOptions(cache_dir=tmp_path / "cache")
+    options = ReadOptions(partial(open_store, cache_dir=tmp_path / "cache"))
     again = [row.sample for row in read_rows(tmp_path / "out.jsonl", options)]
     assert [scores_of(sample) for sample in again if sample] == [scores_of(sample) for sample in samples]
     assert "score" not in (tmp_path / "out.jsonl").read_text().splitlines()[1]

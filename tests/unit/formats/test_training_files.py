@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.checked_values import number_of
 from dpr.formats.field_names import QUESTIONS
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import WRITERS, format_of, read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
 from dpr.formats.training_sets import open_training_set
@@ -47,7 +49,7 @@ QUICK = settings(
 
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
-    given = ReadOptions(cache_dir=path.parent / "cache", **options)
+    given = ReadOptions(partial(open_store, cache_dir=path.parent / "cache"), **options)
     return list(read_rows(path, given, name=format_name))
 
 
@@ -132,7 +134,7 @@ def test_what_is_written_is_read_back(
         write = WRITERS[name]
         assert write is not None
         assert write(path, samples) == len(samples)
-        assert format_of(path, ReadOptions()) == name
+        assert format_of(path, ReadOptions(open_store)) == name
         assert samples_of(path) == [expected(sample) for sample in samples]
 
     check()
@@ -260,7 +262,7 @@ def test_columns_are_read_back_from_json_parquet_and_datasets_folders(tmp_path_f
             folder / "one",
             folder / "splits",
         ):
-            assert format_of(path, ReadOptions()) == "columns"
+            assert format_of(path, ReadOptions(open_store)) == "columns"
             assert samples_of(path) == expected
         assert samples_of(folder / "splits", split="test") == expected[:1]
 
@@ -560,7 +562,7 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
     ]
     assert "1 columns, expected 2, as in the first row" in str(bad.error)
     with pytest.raises(InputError, match="by commas under a header such as question,passage"):
-        format_of(lines(tmp_path / "headless.csv", "who?,he"), ReadOptions())
+        format_of(lines(tmp_path / "headless.csv", "who?,he"), ReadOptions(open_store))
     with pytest.raises(InputError, match=r"open\.csv:2: the quotes of this row"):
         samples_of(lines(tmp_path / "open.csv", "question,passage", 'who?,"he'))
 
@@ -578,7 +580,7 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
         TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))
     ]
     with pytest.raises(InputError, match=r"name columns: .*dpr prepare FILE question="):
-        format_of(path, ReadOptions())
+        format_of(path, ReadOptions(open_store))
     (row,) = rows_of(path, columns={"question": "faq.title", "positive": "text"})
     assert "no column 'text'" in str(row.error)
 
@@ -615,7 +617,7 @@ DETECTED = {
 def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
     path = tmp_path / "data"
     path.write_text(DETECTED[name] + "\n")
-    assert format_of(path, ReadOptions()) == name
+    assert format_of(path, ReadOptions(open_store)) == name
     (sample,) = samples_of(path)
     assert (sample.question, [p.text for p in sample.positives]) == ("q", ["p"])
     data = open_training_set(path, name="t", cache_dir=tmp_path / "cache")  # training takes it as it is
@@ -640,7 +642,7 @@ def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, 
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        format_of(path, ReadOptions())
+        format_of(path, ReadOptions(open_store))
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "format" in str(caught.value)
 
