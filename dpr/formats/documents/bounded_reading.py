@@ -45,7 +45,7 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
     while waiting:
         is_started = False
         with (
-            suppress(OSError),  # it does not start, or has ended
+            suppress(OSError),  # it does not start
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "dpr.formats.documents.bounded_reading"],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), "OMP_NUM_THREADS": "1"},
@@ -60,10 +60,13 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
             is_started = "ready\n" in child.stdout
             try:
                 for name in list(waiting):
-                    print(json.dumps([str(waiting[name]), name]), file=child.stdin, flush=True)
-                    answer = child.stdout.readline()
+                    answer = ""
+                    with suppress(BrokenPipeError):  # it has ended since, which counts as no answer
+                        print(json.dumps([str(waiting[name]), name]), file=child.stdin, flush=True)
+                        answer = child.stdout.readline()
                     # Unless its clock has ended the process, another one may have. The document is read again.
-                    if answer.endswith("\n"):
+                    is_answered = answer.endswith("\n")
+                    if is_answered:
                         found = json.loads(answer)
                     elif child.wait() == -signal.SIGPROF or name == failed:
                         found = _REASON
@@ -79,6 +82,8 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
                         )
                         found = Document(title, tuple(made), *rest)
                     yield name, found
+                    if not is_answered:
+                        break
             finally:
                 child.kill()
         if not is_started:

@@ -88,6 +88,17 @@ def test_a_process_that_does_not_start_is_one_sentence(
         list(read_documents(files))
 
 
+def test_a_process_that_ends_at_each_start_is_not_started_forever(
+    folder: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says that it is ready, and cannot take a request."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec 0<&-\necho ready\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert ["crashes its parser" in str(found) for _, found in read_documents(folder("prints"))] == [True] * 3
+
+
 def test_a_process_that_was_ended_between_documents_is_replaced(
     folder: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
