@@ -244,16 +244,3 @@ def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) ->
             assert mine.rows == theirs.rows
             assert torch.equal(mine.contexts.tokens, theirs.contexts.tokens)
             assert torch.equal(mine.questions.tokens, theirs.questions.tokens)
-
-
-def test_a_batch_moves_and_selects_without_changing(tensorizer: Tensorizer) -> None:
-    batch = collate(tensorizer, make_samples(6), 2, 1)
-    assert batch.to("cpu").rows == batch.rows
-    order = torch.tensor([3, 0, 0])
-    picked = batch.questions.select(order)
-    padded, mask = picked.padded(0)
-    whole, _ = batch.questions.padded(0)
-    for row, source in enumerate(order.tolist()):
-        length = int(batch.questions.lengths[source])
-        assert padded[row, :length].tolist() == whole[source, :length].tolist()
-        assert mask[row].tolist() == [True] * length + [False] * (mask.shape[1] - length)

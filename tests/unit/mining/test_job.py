@@ -190,13 +190,6 @@ def test_a_corpus_without_the_positives_is_refused_and_missing_ones_are_counted(
         )
 
 
-def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
-    data = train_set(tmp_path)
-    mine(data, tmp_path / "one.jsonl", MiningSettings())
-    mine(data, tmp_path / "two.jsonl", MiningSettings(), processes=2)
-    assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
-
-
 def test_the_audit_counts_what_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_set(tmp_path)
     out = tmp_path / "out.jsonl"
@@ -294,13 +287,11 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
 
 
 def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train = train_set(
-        tmp_path,
-        [
-            TrainingSample("ba be", (Passage("ba be bi bo bu", id="1"),)),
-            TrainingSample("ba bi", (Passage("ba be bi bo bu da", id="2"),)),
-        ],
-    )
+    rows = [
+        TrainingSample("ba be", (Passage("ba be bi bo bu", id="1"),)),
+        TrainingSample("ba bi", (Passage("ba be bi bo bu da", id="2"),)),
+    ]
+    train = train_set(tmp_path, rows)
     for _ in range(2):  # again for the same, finished file
         caplog.clear()
         audit = mine(train, tmp_path / "out.jsonl", MiningSettings())
@@ -308,17 +299,10 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
         (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
         assert "out.jsonl: 2 of 2 questions have no mined negatives (" in warning
         assert "left out: " in warning
-
-
-def test_mining_that_finds_no_candidate_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [
-        TrainingSample("zu zo", (Passage("ba be bi bo bu", id="1"),)),
-        TrainingSample("xu xo", (Passage("ba be bo", id="2"),)),
-    ]
-    mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
+    train = train_set(tmp_path, [replace(row, question="zu zo") for row in rows])
+    mine(train, tmp_path / "none.jsonl", MiningSettings())
     assert "2 of 2 questions have no mined negatives (0 candidates" in caplog.text
-    caplog.clear()
-    mine(train_set(tmp_path, rows), tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
+    mine(train, tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
     assert "2 questions left out, since no positive is among the first found" in caplog.text
 
 

@@ -131,16 +131,6 @@ def test_a_hybrid_gives_what_retrieval_ranks_by(data: Path, corpus_file: Path, m
     assert {0.0, None} < {*expected}
 
 
-def test_processes_and_reruns_give_the_same_bytes(data: Path, tmp_path: Path) -> None:
-    scored(data, name="whole")
-    scored(data, "processes=2", name="two")
-    whole = tmp_path / "whole.jsonl"
-    assert (tmp_path / "two.jsonl").read_bytes() == whole.read_bytes()
-    times = whole.stat().st_mtime_ns
-    scored(data, name="whole")  # already finished
-    assert whole.stat().st_mtime_ns == times
-
-
 def test_another_teacher_starts_over_and_does_not_replace(
     data: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
