@@ -89,7 +89,7 @@ COMMANDS: dict[str, Command] = {
         "dpr.jobs.compare:CompareSettings",
     ),
     "report": Command("a page of curves and metrics of a run", "dpr.jobs.compare:ReportSettings"),
-    "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
+    "search": Command("ask one question of a finished run", "dpr.jobs.search:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two",
         "dpr.serving.settings:ServeSettings",
@@ -114,7 +114,6 @@ _OTHER_JOBS = {
     "evaluate": "retrieve.evaluate",
     "new-encoder": "prepare.make_encoder",
     "report": "compare.report",
-    "search": "ask.run",
     "verify": "doctor.verify",
 }
 """Functions in ``dpr/jobs`` of commands that share a module with another command."""

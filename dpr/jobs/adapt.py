@@ -36,8 +36,6 @@ from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint,
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.jobs import compare, embed, prepare, retrieve, train
 from dpr.jobs.doctor import problems_below
-from dpr.jobs.indexes import index_choice, open_text_index
-from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.backbones import files_of_model, local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.document_questions import GIVEN
@@ -50,8 +48,10 @@ from dpr.preparation.settings import (
     PrepareSettings,
     QuickstartSettings,
 )
+from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
+from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers

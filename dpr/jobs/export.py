@@ -22,8 +22,8 @@ from dpr.export.store_rows import VectorRows
 from dpr.export.vector_folders import export_vector_folders
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
 from dpr.formats.vector_shards import open_shards
-from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.durable import read_json
 from dpr.storage.outputs import require_writable
 

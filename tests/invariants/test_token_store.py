@@ -16,8 +16,8 @@ import torch
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
 from dpr.formats.training_sets import TrainingSet, write_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer, as_tokens
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
