@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +74,10 @@ def repeating_samples(count: int = 40) -> list[TrainingSample]:
             TrainingSample(question, tuple(positives), answers=(rng.choice(WORDS),) if number % 3 else ())
         )
     return samples
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from dpr.mining import search as searches
 from dpr.mining.negatives import Mining, mine
 from dpr.mining.settings import MiningSettings
 from tests.helpers.tiny import WORDS
+from tests.unit.mining.conftest import records
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searches.LexicalSearch, "block_rows", 7)
-    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
 
 
 def corpus(count: int = 80) -> list[Passage]:
@@ -58,10 +58,6 @@ def samples(count: int = 30) -> list[TrainingSample]:
 def train_set(tmp_path: Path, rows: list[TrainingSample] | None = None) -> TrainingSet:
     write_training_set(tmp_path / "train.jsonl", rows or samples())
     return open_training_set(tmp_path / "train.jsonl", name="train")
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from dpr.mining.scoring import score_passages
 from dpr.mining.search import LexicalSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from tests.unit.mining.conftest import repeating_corpus, repeating_samples
+from tests.unit.mining.conftest import records, repeating_corpus, repeating_samples
 from tests.unit.models.test_cross_encoder import classifier_folder
 
 LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
@@ -51,8 +51,7 @@ def data(tmp_path: Path) -> Path:
 
 def entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Question and entry of every passage."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(record["question"], entry) for record in records for name in LISTS for entry in record[name]]
+    return [(row["question"], entry) for row in records(path) for name in LISTS for entry in row[name]]
 
 
 def scored(data: Path, *arguments: str, name: str = "scored") -> list[tuple[str, Passage, float | None]]:
