@@ -40,7 +40,7 @@ class Training:
     notes: list[str] = field(default_factory=list)
     saved_step: float = 0
     verdict: dict[str, Any] = field(default_factory=dict)
-    """Comparison with the base model (``dpr.training.callbacks.verdict``), if the run has ended."""
+    """Comparison with the base model (``dpr.training.callbacks.base_comparison``), if the run has ended."""
 
     @property
     def step(self) -> float:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dpr.core.errors import DprError, InputError, OutputError, first_line
 from dpr.core.machine import require
 from dpr.export.store_rows import VectorRows
-from dpr.storage.outputs import held, lock_of
+from dpr.storage.outputs import lock_of, locked
 
 _MADE_OF = "dpr.made_of"
 _TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
@@ -35,7 +35,7 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         if "://" not in address:
             folder = Path(address)
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(folder / table, file=lock_of(folder / f"{table}.lance")))
+            stack.enter_context(locked(folder / table, file=lock_of(folder / f"{table}.lance")))
         made_of = json.dumps({"kind": "lancedb", **rows.made_of()}, sort_keys=True)
         try:
             database = lancedb.connect(address)

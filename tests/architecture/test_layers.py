@@ -29,6 +29,7 @@ LAYERS = {
     "export": 6,
     "serving": 7,
     "integrations": 7,
+    "adaptation": 7,
     "jobs": 8,
     "__init__": 8,
     "cli": 9,

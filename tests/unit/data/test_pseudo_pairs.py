@@ -29,7 +29,7 @@ from dpr.data.settings import DataSetSettings, TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredPairs, open_tokens
 from dpr.losses.candidates import find_candidates
-from dpr.losses.objective import competing_questions
+from dpr.losses.symmetric import competing_questions
 from tests.helpers.tiny import WORDS, encoder_folder
 from tests.unit.data.test_tokens import values
 
