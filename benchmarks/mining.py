@@ -30,10 +30,10 @@ import torch
 
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
+from dpr.data import near_duplicates
 from dpr.formats.corpora import read_passages, write_passages
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
-from dpr.mining import negatives
 from dpr.mining.negatives import mine
 from dpr.mining.search import DenseSearch, MiningCorpus
 from dpr.mining.settings import MiningSettings
@@ -177,7 +177,7 @@ def measure(side: str, folder: Path) -> dict[str, Any]:
     """Seconds, growth in bytes, and the ids found."""
     work = theirs(folder) if side == THEIRS else lambda: ours(folder)
     if side == OURS_WITHOUT:
-        negatives.NEAR_DUPLICATE = 2.0  # which no share of words reaches
+        near_duplicates.NEAR_DUPLICATE = 2.0  # which no share of words reaches
 
     with Watch(every_s=0.01, children=True) as watch:
         start = time.perf_counter()

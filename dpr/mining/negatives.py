@@ -13,7 +13,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.records import Passage, TrainingSample, plain
-from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.near_duplicates import resembles
 from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.training_records import sample_to_json
@@ -119,11 +119,11 @@ def choose_negatives(
             reason = _KNOWN
         elif score > highest:
             reason = "scores too high"
-        elif _resembles(words, positive_words):
+        elif resembles(words, positive_words):
             reason = "near-duplicate of a positive"
         elif answers and has_answer(answers, passage.text):
             reason = "holds an answer"
-        elif _resembles(words, taken_words):
+        elif resembles(words, taken_words):
             reason = "repeats another negative"
         else:
             reason = ""
@@ -135,15 +135,6 @@ def choose_negatives(
             mined.negatives.append(Candidate(passage, score, rank))
             taken_words.append(words)
     return mined
-
-
-def _resembles(words: frozenset[str], others: Sequence[frozenset[str]]) -> bool:
-    for other in others:
-        smaller, larger = sorted((len(words), len(other)))
-        # They have no more in common than the shorter one contains, so counting rules most pairs out.
-        if smaller and smaller / larger >= NEAR_DUPLICATE and jaccard(words, other) >= NEAR_DUPLICATE:
-            return True
-    return False
 
 
 def veto(mined: Sequence[tuple[str, Mined]], scorer: CrossEncoder, most: int) -> None:

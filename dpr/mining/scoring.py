@@ -27,11 +27,6 @@ _DEPTH = 100
 _SCORED = ("questions", "passages", "passages with a score", "questions whose best passage is a positive")
 
 
-def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
-    """Returns all passages of a sample, in the order of their scores."""
-    return sample.positives + sample.hard_negatives + sample.other_negatives
-
-
 def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
     """Returns the sample with these scores of its passages, in place of existing ones."""
     left = iter(scores)
@@ -47,9 +42,9 @@ def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) 
 
 def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """Returns the samples with the cross-encoder's log-odds of all their passages."""
-    pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
+    pairs = [(sample.question, passage) for sample in samples for passage in sample.passages]
     scores = iter(scorer.log_odds(pairs))
-    return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
+    return [with_teacher_scores(sample, islice(scores, len(sample.passages))) for sample in samples]
 
 
 def as_written(score: float | None) -> float | None:
@@ -105,7 +100,7 @@ class Scoring(BlockJob):
         else:
             # the searches' scores of all passages of each question
             corpus = self.corpus
-            rows_of = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
+            rows_of = [[corpus.row_of(passage) for passage in sample.passages] for sample in samples]
             known = [[row for row in listed if row is not None] for listed in rows_of]
             if len(self.searches) == 2:
                 queries = [Query(sample.question) for sample in samples]

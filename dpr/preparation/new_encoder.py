@@ -33,11 +33,7 @@ from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
-PAD = "[PAD]"
-UNK = "[UNK]"
-CLS = "[CLS]"
-SEP = "[SEP]"
-MASK = "[MASK]"
+_UNKNOWN = "[UNK]"
 _CONTINUATION = "##"
 _MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others become [UNK]
 _MANY_CHARACTERS = 50_000_000  # from this number on, learning may take longer than ten seconds
@@ -195,12 +191,6 @@ def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int
     return TokenFrequencies(total, counts, length / max(total, 1))
 
 
-def reserved_tokens(num_unused: int) -> list[str]:
-    """Returns the tokens that a BERT vocabulary starts with. ``[unusedN]`` slots can later take special
-    tokens without a change of size."""
-    return [PAD, *(f"[unused{number}]" for number in range(num_unused)), UNK, CLS, SEP, MASK]
-
-
 def train_vocabulary(
     texts: Callable[[], Iterable[str]], *, size: int, lower_case: bool = True, num_unused: int = 32
 ) -> list[str]:
@@ -224,13 +214,22 @@ def train_vocabulary(
     characters = sorted(sign for _, sign in most_frequent)
     if not characters:
         raise InputError("the corpus holds no text to learn a vocabulary from")
-    first = [*reserved_tokens(num_unused), *characters, *(_CONTINUATION + sign for sign in characters)]
+    # [unusedN] slots can later take special tokens without a change of size.
+    first = [
+        "[PAD]",
+        *(f"[unused{number}]" for number in range(num_unused)),
+        _UNKNOWN,
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    ]
+    first += [*characters, *(_CONTINUATION + sign for sign in characters)]
     if size < len(first):
         raise ConfigError(
             f"vocab_size={size} is too small; the reserved tokens and single characters alone are"
             f" {len(first)}"
         )
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer = Tokenizer(models.WordPiece(unk_token=_UNKNOWN))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
