@@ -121,19 +121,8 @@ def test_the_fingerprint_of_a_user_s_data_changes_with_scores_and_not_without() 
 
     plain = [TrainingSample("q", (Passage("p"),))]
     known = "e868e8ed60d2e0458bb3e17c"
-    assert (
-        len(
-            {
-                Mine(samples).fingerprint
-                for samples in (
-                    plain,
-                    [TrainingSample("q", (A,))],
-                    [TrainingSample("q", (replace(A, teacher_score=5.0),))],
-                )
-            }
-        )
-        == 3
-    )
+    others = [[TrainingSample("q", (passage,))] for passage in (A, replace(A, teacher_score=5.0))]
+    assert len({Mine(samples).fingerprint for samples in (plain, *others)}) == 3
     assert Mine(plain).fingerprint[:24] == known
 
 
