@@ -160,19 +160,8 @@ def test_entries_carry_score_rank_and_the_model_s_fingerprint(
 
 
 def embed(model_folder: Path, corpus_file: Path, out: Path, *more: str) -> None:
-    assert (
-        main(
-            [
-                "embed",
-                f"model_file={model_folder}",
-                f"ctx_src={corpus_file}",
-                f"out_file={out}",
-                "device=cpu",
-                *more,
-            ]
-        )
-        == 0
-    )
+    given = [f"model_file={model_folder}", f"ctx_src={corpus_file}", f"out_file={out}", "device=cpu"]
+    assert main(["embed", *given, *more]) == 0
 
 
 def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
