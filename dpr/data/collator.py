@@ -152,14 +152,19 @@ class Collator:
         )
 
     def select(self, row: DataRow) -> Selection:
-        """Returns the passages of one row.
+        """Draws the passages of one row; fewer than the batch has slots for if the row has fewer.
+
+        Without a seed the first ones in file order are taken. As in DPR, the other negatives stand in for hard
+        ones if a sample has no hard negatives at all, and ``exclude_gold`` drops positives without a score
+        unless none would remain.
 
         Raises:
             InputError: it has no positive.
         """
         sample = row.sample
         options = row.options
-        if not sample.positives:
+        positives: Sequence[AnyPassage] = sample.positives
+        if not positives:
             raise InputError(
                 f"{row.namespace}: row {row.number} has no positive passage",
                 expected="at least one in positive_ctxs",
@@ -168,14 +173,18 @@ class Collator:
         # it costs as much as reading a sample
         if self.seed is not None and (self.width > 1 or options.shuffle_positives):
             generator = generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
-        return select_passages(
-            sample,
-            num_hard=self.num_hard,
-            num_other=self.num_other,
-            generator=generator,
-            shuffle_positives=options.shuffle_positives,
-            exclude_gold=options.exclude_gold,
-        )
+        if options.exclude_gold:
+            positives = [passage for passage in positives if passage.has_score] or positives
+        place = 0
+        if generator is not None and options.shuffle_positives and len(positives) > 1:
+            place = int(generator.integers(len(positives)))
+        if sample.hard_negatives:
+            others = _draw(sample.other_negatives, self.num_other, generator)
+            hard = _draw(sample.hard_negatives, self.num_hard, generator)
+        else:
+            others = _draw(sample.other_negatives, max(self.num_other, self.num_hard), generator)
+            hard = others[: self.num_hard]
+        return Selection(positives[place], others[: self.num_other], hard)
 
     def _question_tokens(self, rows: Sequence[DataRow]) -> tuple[list[list[int]], list[int]]:
         """Returns token ids of the questions and the position at which each one's vector is read, by the
@@ -266,36 +275,6 @@ class Selection(NamedTuple):
 
     def in_slot_order(self) -> list[AnyPassage]:
         return [self.positive, *self.other_negatives, *self.hard_negatives]
-
-
-def select_passages(
-    sample: AnySample,
-    *,
-    num_hard: int,
-    num_other: int,
-    generator: np.random.Generator | None = None,
-    shuffle_positives: bool = False,
-    exclude_gold: bool = False,
-) -> Selection:
-    """Draws a question's passages; fewer than requested if the sample has fewer.
-
-    Without a ``generator`` (validation) the first ones in file order are taken. As in DPR, the other
-    negatives stand in for hard ones if a sample has no hard negatives at all, and ``exclude_gold`` drops
-    positives without a score unless none would remain.
-    """
-    positives: Sequence[AnyPassage] = sample.positives
-    if exclude_gold:
-        positives = [passage for passage in positives if passage.has_score] or positives
-    place = 0
-    if generator is not None and shuffle_positives and len(positives) > 1:
-        place = int(generator.integers(len(positives)))
-    if sample.hard_negatives:
-        others = _draw(sample.other_negatives, num_other, generator)
-        hard = _draw(sample.hard_negatives, num_hard, generator)
-    else:
-        others = _draw(sample.other_negatives, max(num_other, num_hard), generator)
-        hard = others[:num_hard]
-    return Selection(positives[place], others[:num_other], hard)
 
 
 def _draw(
