@@ -26,11 +26,10 @@ from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Texts
 from dpr.jobs.mine import dense_search
 from dpr.mining import search as searches
-from dpr.mining.negatives import mine
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
-from tests.unit.mining.conftest import records, repeating_corpus, repeating_samples
+from tests.unit.mining.conftest import mine, records, repeating_corpus, repeating_samples
 
 Scores = Callable[[str, list[Passage]], np.ndarray]
 

@@ -20,10 +20,10 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.mining import blocks
 from dpr.mining import search as searches
-from dpr.mining.negatives import Mining, mine
+from dpr.mining.negatives import Mining
 from dpr.mining.settings import MiningSettings
 from tests.helpers.tiny import WORDS
-from tests.unit.mining.conftest import records
+from tests.unit.mining.conftest import mine, records
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.mining import search as searches
-from dpr.mining.scoring import score_passages
+from dpr.mining.blocks import run_job
+from dpr.mining.scoring import Scoring
 from dpr.mining.search import LexicalSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
@@ -151,9 +152,7 @@ def test_the_audit_counts_scores_and_right_answers(
     write_training_set(tmp_path / "t.jsonl", rows)
     train = open_training_set(tmp_path / "t.jsonl", name="t")
     write_passages(tmp_path / "corpus.tsv", [replace(right, id="r")])
-    audit = score_passages(
-        train, tmp_path / "out.jsonl", searches=[LexicalSearch()], corpus=tmp_path / "corpus.tsv"
-    )
+    audit = run_job(Scoring(train, tmp_path / "out.jsonl", [LexicalSearch()], tmp_path / "corpus.tsv"))
     assert audit["counts"] == {
         "questions": 3,
         "passages": 5,
