@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, passage_hash, text_hash
+from dpr.core.records import CutPassage, KnownDocument, StoredPassage, passage_hash, text_hash
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.settings import Augmentation, DataSetSettings
@@ -67,13 +68,11 @@ class DataRow(NamedTuple):
 def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
     """Returns the passage as a tower gets it: normalised and with a prefix if the set's options say so.
     Stored tokens already have this form."""
-    if isinstance(passage, StoredPassage) or not (options.normalize or options.passage_prefix):
+    if isinstance(passage, StoredPassage):
         return passage
-    text = normalize_passage(passage.text) if options.normalize else passage.text
-    title = passage.title
-    if options.passage_prefix:
-        title, text = decorate_passage(title, text, prefix=options.passage_prefix)
-    return Passage(text, title, passage.id, passage.has_score)
+    if options.normalize:
+        passage = replace(passage, text=normalize_passage(passage.text))
+    return decorate_passage(passage, options.passage_prefix) if options.passage_prefix else passage
 
 
 class Collator:
