@@ -222,9 +222,9 @@ class Collator:
                 generator = self._augmenting(row, index % self.width)
                 if augment.crop_tokens:
                     limit = min(augment.crop_tokens, self.tensorizer.sequence_length)
-                    prefix = row.options.passage_prefix
-                    head = len(self.tensorizer.bare_tokens([prefix.strip()])[0]) if prefix else 0
-                    sequence = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=head)
+                    sequence = self.tensorizer.cropped_passage_tokens(
+                        passage, limit, generator, prefix=row.options.passage_prefix
+                    )
                 else:
                     (sequence,) = self.tensorizer.passage_tokens([passage])
                 if augment.mask_probability:
