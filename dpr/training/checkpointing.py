@@ -80,8 +80,9 @@ class CheckpointFolder:
         file = self.output_dir / checkpoints.RUN_FILE
         on_main(lambda: checkpoints.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
 
-    def newest(self, *, fresh: bool = False) -> Path | None:
-        """Returns the newest intact checkpoint, the same on all ranks; None if the run has none.
+    def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
+        """Returns the newest intact checkpoint, the same on all ranks; None if the run has none. If a save was
+        killed after its checkpoint was complete but before ``run.json`` named it, names it now.
 
         With ``fresh`` there must be none. Damaged ones are then moved aside, so that later starts do not find
         them.
@@ -128,7 +129,20 @@ class CheckpointFolder:
 
         on_main(find)
         step = from_main(_step_of(folders[0]) if folders else -1)
-        return None if step < 0 else self.output_dir / checkpoint_name(step)
+        if step < 0:
+            return None
+        folder = self.output_dir / checkpoint_name(step)
+        progress, identity = self.read_state(folder)
+
+        def publish() -> None:
+            last = None
+            with suppress(InputError, AttributeError):  # missing or damaged
+                last = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
+            if last != folder.name:
+                self._publish(folder, progress)
+
+        on_main(publish)
+        return StoredRun(folder, progress, identity)
 
     def save(
         self,
@@ -204,24 +218,6 @@ class CheckpointFolder:
                     " whole, if there is one"
                 ),
             )
-
-    def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
-        """Returns the checkpoint found by ``newest``. If a save was killed after its checkpoint was complete
-        but before ``run.json`` named it, names it now."""
-        folder = self.newest(fresh=fresh)
-        if folder is None:
-            return None
-        progress, identity = self.read_state(folder)
-
-        def publish() -> None:
-            named = None
-            with suppress(InputError, AttributeError):  # missing or damaged
-                named = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
-            if named != folder.name:
-                self._publish(folder, progress)
-
-        on_main(publish)
-        return StoredRun(folder, progress, identity)
 
     def _publish(self, folder: Path, progress: Progress) -> None:
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}

@@ -10,6 +10,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
 
 DEFAULTS: dict[str, Any] = {
@@ -38,6 +39,11 @@ def make_trainer(
     if not report:
         trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
     return trainer
+
+
+def trainer_of(config: TrainCommand, model: BiEncoder, train_sets: Any, dev_sets: Any) -> BiEncoderTrainer:
+    """The trainer that the settings of the command describe."""
+    return BiEncoderTrainer(model, train_sets, dev_sets, output_dir=str(config.output_dir), settings=config)
 
 
 class Calling(Callback):

@@ -13,11 +13,11 @@ from torch import Tensor
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, open_sets
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import make_trainer, trainer_of
 
 
 def trainer(
@@ -105,7 +105,7 @@ def started(folder: Path, config: TrainCommand) -> BiEncoderTrainer:
     write_training_set(folder / "train.json", make_samples(12))
     sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
     torch.manual_seed(1)
-    return build_trainer(config, build_model(config), sets, [])
+    return trainer_of(config, build_model(config), sets, [])
 
 
 @pytest.fixture

@@ -21,13 +21,14 @@ from dpr.export.folders import export_folder
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.jobs.sources import resolve_training_files
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, open_sets
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.command_settings import TrainCommand
 from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
+from tests.helpers.training import trainer_of
 
 FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv")
 BEST = "best checkpoint is chosen anew"
@@ -87,7 +88,7 @@ def job(
         open_sets(resolve_training_files([str(folder / name)], {}), config)
         for name in ("train.json", "dev.json")
     )
-    trainer = build_trainer(config, build_model(config), sets, dev_sets)
+    trainer = trainer_of(config, build_model(config), sets, dev_sets)
     trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
     return trainer
 
@@ -193,7 +194,7 @@ def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder:
             train=TrainNode(batch_size=4, max_steps=max_steps, num_workers=0, token_store="off"),
         )
         sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
-        build_trainer(config, build_model(config), sets, []).train()
+        trainer_of(config, build_model(config), sets, []).train()
 
     train(2)
     train(3)

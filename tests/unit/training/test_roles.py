@@ -16,7 +16,7 @@ from dpr.core.records import TrainingSample
 from dpr.core.settings import IDENTITY, ROLES, UPDATES, WARNED, Setting, flat_values, settings
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, open_sets
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -25,6 +25,7 @@ from dpr.training.run import Progress
 from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.needs import put
 from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.training import trainer_of
 
 SETTINGS = settings(TrainCommand)
 HERE = "tests.unit.training.test_roles"
@@ -115,7 +116,7 @@ def trainer(folder: Path, config: TrainCommand, dev: str = "train.json") -> BiEn
     dev_sets = (
         sets if dev == "train.json" else open_sets(resolve_training_files([str(folder / dev)], {}), config)
     )
-    return build_trainer(config, build_model(config), sets, dev_sets)
+    return trainer_of(config, build_model(config), sets, dev_sets)
 
 
 def start(folder: Path, config: TrainCommand, dev: str = "train.json") -> Progress:

@@ -117,7 +117,7 @@ def test_a_dry_run_knows_the_size_of_a_checkpoint(tmp_path: Path) -> None:
     (told,) = re.findall(r"checkpoints of (\S+) GB", "\n".join(dry_run(trainer(tmp_path, name="aside"))))
     job = trainer(tmp_path, name="real", num_train_epochs=1)
     job.train()
-    size = sum(path.stat().st_size for path in job.checkpoints.newest().rglob("*.safetensors"))  # type: ignore[union-attr]
+    size = sum(path.stat().st_size for path in job.checkpoints.stored_run().folder.rglob("*.safetensors"))  # type: ignore[union-attr]
     assert float(told) * 1e9 == pytest.approx(size, rel=0.2)
 
 
