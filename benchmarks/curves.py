@@ -33,10 +33,10 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_files.registry import write_training_set
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.preparation.folder_data import TRAIN, split_by_group
+from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback

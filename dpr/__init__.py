@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.preparation.new_encoder import EncoderShape as EncoderShape
     from dpr.preparation.new_encoder import new_encoder as new_encoder
     from dpr.retrieval.hits import Hit as Hit
-    from dpr.retriever import Retriever as Retriever
+    from dpr.retrieval.retriever import Retriever as Retriever
     from dpr.training.assembly import BiEncoderTrainer as BiEncoderTrainer
     from dpr.training.callbacks import Callback as Callback
     from dpr.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
@@ -102,7 +102,7 @@ _MODULES = {
     "dpr.models.settings": "EncoderSettings",
     "dpr.preparation.new_encoder": "EncoderShape new_encoder",
     "dpr.retrieval.hits": "Hit",
-    "dpr.retriever": "Retriever",
+    "dpr.retrieval.retriever": "Retriever",
     "dpr.training.assembly": "BiEncoderTrainer",
     "dpr.training.callbacks": "Callback",
     "dpr.training.callbacks.early_stopping": "EarlyStopping",

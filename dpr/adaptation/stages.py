@@ -27,7 +27,7 @@ from dpr.formats.checkpoints import RUN_FILE
 from dpr.formats.verification import problems_below
 from dpr.storage.durable import read_json, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.outputs import LOCK_FILE, held, require_writable
+from dpr.storage.outputs import LOCK_FILE, locked, require_writable
 
 logger = get_logger(__name__)
 
@@ -84,7 +84,7 @@ def stages_in(
         )
     require_writable(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
-    with held(out), _Interrupts() as signals, details_in(out / DETAILS, __name__) as details:
+    with locked(out), _Interrupts() as signals, details_in(out / DETAILS, __name__) as details:
         remove_leftovers(out)
         try:
             yield Stages(out, made_of, jobs, details, signals)

@@ -32,12 +32,12 @@ from dpr.data.pairs import kinds_of
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.jobs import embed, prepare, retrieve, train
-from dpr.jobs.indexes import index_choice, open_text_index
-from dpr.jobs.sources import resolve_passage_sources
 from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import AdaptSettings, NewEncoderSettings, PrepareSettings
+from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import IndexerConfig
+from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, remove_folder, write_json
 

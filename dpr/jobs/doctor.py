@@ -78,7 +78,8 @@ def run(config: DoctorSettings) -> int:
 
 
 def _look_at_run(folder: Path) -> int:
-    from dpr.evaluation.reading import read_training, symptoms
+    from dpr.evaluation.runs import read_training
+    from dpr.evaluation.symptoms import symptoms
     from dpr.formats.checkpoints import METRICS_LINES
 
     run = read_training(folder)

@@ -12,8 +12,8 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.loader import PoolDataset
 from dpr.data.tensorizer import Tensorizer
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainCommand
 from dpr.training.identity import stored_value

@@ -16,7 +16,7 @@ from dpr.core.settings import leaves
 from dpr.data.pairs import PseudoPairs
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.sources import NamedSource, resolve_training_files
+from dpr.jobs.training_sources import NamedSource, resolve_training_files
 from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import (

@@ -13,11 +13,12 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.user_classes import create_object
 from dpr.data.collator import as_encoded
+from dpr.data.opened_sets import opened_sets
 from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
+from dpr.data.swapped_columns import look_swapped
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
-from dpr.data.training_data import OpenedSets, TrainingData, opened_sets, spread_rows
-from dpr.data.words import look_swapped
+from dpr.data.training_data import OpenedSets, TrainingData, spread_rows
 from dpr.formats.training_sets import TrainingSet
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import TrainingSettings

@@ -28,6 +28,7 @@ from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import assert_near
 
 POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 12, 2, 1, 2
 # Sums of float64 in another order; the gradients themselves are of order 1.
@@ -189,17 +190,8 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(
     alone = by_world_size[1][0][name]
     norms = [float(tensor.norm()) for key, tensor in alone.items() if key not in ("loss", "correct")]
     assert len(norms) > 10 and max(norms) > 1e-4, "a zero gradient would be equal everywhere"
-    for world_size in (3,):
-        for rank, results in enumerate(by_world_size[world_size]):
-            assert results[name].keys() == alone.keys()
-            for key, expected in alone.items():
-                torch.testing.assert_close(
-                    results[name][key],
-                    expected,
-                    rtol=0,
-                    atol=TOLERANCE,
-                    msg=f"{key} on rank {rank} of {world_size}",
-                )
+    for rank, results in enumerate(by_world_size[3]):
+        assert_near(results[name], alone, TOLERANCE, f"on rank {rank} of 3")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "cached" in name])
@@ -207,11 +199,7 @@ def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name
     direct = by_world_size[1][0][name.rsplit(", ", 1)[0]]
     for world_size in (1, 3):
         for results in by_world_size[world_size]:
-            assert results[name].keys() == direct.keys()
-            for key, expected in direct.items():
-                torch.testing.assert_close(
-                    results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks"
-                )
+            assert_near(results[name], direct, TOLERANCE, f"of {world_size} ranks")
 
 
 @pytest.mark.parametrize(("candidates", "shared"), [("distinct", False), ("dpr", True)])

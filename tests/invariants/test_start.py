@@ -16,7 +16,6 @@ import torch
 from dpr.core.settings import unused_keys
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats import checkpoints
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
@@ -29,7 +28,7 @@ from dpr.training.validations.protocol import Metrics, run_validations
 from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
-from tests.helpers.training import KilledAt, make_trainer
+from tests.helpers.training import KilledAt, assert_same_bits, make_trainer, stored
 from tests.unit.training.test_retrieval_validation import entry, write_retrieval_set
 
 
@@ -62,15 +61,6 @@ def lines(output_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def content(output_dir: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
-    return {
-        key: tensor
-        for name in (checkpoints.MODEL_FILE, checkpoints.OPTIMIZER_FILE)
-        for key, tensor in checkpoints.read_tensors(newest, name).items()
-    }
-
-
 def test_training_has_the_same_bits_with_and_without_it(folder: Path, tmp_path: Path) -> None:
     scored, without = (
         trainer(folder, tmp_path / "scored"),
@@ -78,8 +68,7 @@ def test_training_has_the_same_bits_with_and_without_it(folder: Path, tmp_path: 
     )
     scored.train()
     without.train()
-    first, second = content(tmp_path / "scored"), content(tmp_path / "without")
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert_same_bits(stored(tmp_path / "scored"), stored(tmp_path / "without"))
     start, *logged = lines(tmp_path / "scored")
     kept = [{key: value for key, value in line.items() if not key.startswith("perf/")} for line in logged]
     assert kept == [

@@ -16,15 +16,15 @@ import torch
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
 from dpr.formats.training_sets import TrainingSet, write_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
 from dpr.training.data_sets import as_tokens
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
-from tests.helpers.training import trainer_of
+from tests.helpers.training import assert_same_bits, trainer_of
 
 ROWS = 48
 
@@ -120,7 +120,7 @@ def test_curve_metrics_and_weights_are_bitwise_those_of_the_text(
     for metrics, found, found_kinds in others:
         assert found_kinds == {StoredTokens}
         assert json.dumps(metrics) == json.dumps(expected)
-        assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+        assert_same_bits(found, weights)
 
 
 def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from dpr.cli.launch import launch
 from dpr.core.errors import ConfigError
-from dpr.jobs.sources import resolve_passage_source, resolve_question_set, resolve_training_files
+from dpr.jobs.training_sources import resolve_training_files
+from dpr.retrieval.sources import resolve_passage_source, resolve_question_set
 from dpr.training.command_settings import TrainCommand
 from tests.cli.dry_job import Seen
 

@@ -10,8 +10,8 @@ import pytest
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.explain import explain
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainCommand
 from tests.helpers.jobs import explain as main

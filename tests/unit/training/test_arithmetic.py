@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model

@@ -20,8 +20,8 @@ from dpr.core.errors import CheckpointError
 from dpr.export.folders import export_folder
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks.report_page import ReportPage

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dpr.core.distributed import Ranks
-from dpr.evaluation.reading import read_training
 from dpr.evaluation.report import write_report
+from dpr.evaluation.runs import read_training
 from dpr.formats.text_input import MAX_LINE_BYTES
 from dpr.training.callbacks import Callback, metrics_file
 from dpr.training.callbacks.metrics_file import MetricsFile

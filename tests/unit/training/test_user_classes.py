@@ -65,7 +65,7 @@ class Data(TrainingData):
 
 
 def user_callbacks(entries: Any) -> Any:
-    return extensions_of(TrainingSettings.of(None, callbacks=entries), []).callbacks
+    return extensions_of(TrainingSettings.of(None, callbacks=entries), [])[0]
 
 
 @pytest.fixture(autouse=True)

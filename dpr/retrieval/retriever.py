@@ -23,12 +23,15 @@ from dpr.data.text import checked_items
 from dpr.formats.corpora import kind_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
-from dpr.jobs.search import MemoryCorpus, Passages, Side, StoredCorpus, add_to, build_in, search_settings
 from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.building import add_to, build_in
+from dpr.retrieval.given_passages import Passages
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
+from dpr.retrieval.memory_corpus import MemoryCorpus
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.retrievers import AnyRetriever, DenseRetriever, HybridRetriever
 from dpr.retrieval.settings import SEARCH_MODES
+from dpr.retrieval.sides import AnyRetriever, DenseRetriever, HybridRetriever, Side
+from dpr.retrieval.stored_corpus import StoredCorpus, search_settings
 
 
 class Retriever(metaclass=Hinting):

@@ -23,17 +23,17 @@ from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
-from dpr.retrieval.retrievers import (
+from dpr.retrieval.question_form import QuestionForm
+from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
+from dpr.retrieval.sides import (
     AnyRetriever,
     DenseRetriever,
     Fusion,
     HybridRetriever,
     LexicalRetriever,
-    QuestionForm,
     check_vectors_are_of,
     encode_questions,
 )
-from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 from dpr.storage.durable import MANIFEST, describe_file, read_manifest
 
 logger = get_logger(__name__)

@@ -1,72 +1,27 @@
-"""Retrievers, which turn questions into rankings: by a bi-encoder, by words, or by both."""
+"""The sides of a search, which turn questions into rankings: by a bi-encoder, by words, or by both."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import Progress
-from dpr.data.settings import TextSettings
-from dpr.data.text import decorate_question, normalize_question
+from dpr.data.text import normalize_question
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
+from dpr.retrieval.question_form import QuestionForm
 
 _LOOKED_AT = 1000  # questions
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionForm:
-    """Form in which questions of a set are given to the model; DPR's options of a question set.
-
-    ``prefix`` is a token put before the question, with a space between. ``query_prefix`` is a text put
-    between them as it is. ``suffix`` is appended unless the question ends with it. ``selector`` is where the
-    vector is read: a position, or the first occurrence of a token. ``encoder_type`` is the tower,
-    ``question`` or ``ctx``. ``prompt`` is the name of the model's prompt for these questions.
-    """
-
-    prefix: str | None = None
-    suffix: str | None = None
-    selector: int | str | None = None
-    encoder_type: str = "question"
-    query_prefix: str | None = None
-    prompt: str | None = None
-
-    def agreed(self, text: TextSettings) -> QuestionForm:
-        """Returns the form for a model that puts prompts before questions, without a prefix that repeats the
-        prompt.
-
-        Raises:
-            ConfigError: the prefix is another one, or the model has no prompt of that name.
-        """
-        prefix = text.agreed_prefix(
-            self.before_questions, text.question_prompt(self.prompt), key="query_prefix"
-        )
-        return self if prefix else replace(self, prefix=None, query_prefix=None)
-
-    @property
-    def before_questions(self) -> str | None:
-        """Returns token and text before each question, as one text, in the order of
-        ``DataSetSettings.before_questions`` in training."""
-        return (f"{self.prefix} " if self.prefix else "") + (self.query_prefix or "") or None
-
-    def text(self, question: str) -> str:
-        """Returns the question as results show it: apostrophes normalised, with suffix, without the text put
-        before it."""
-        return decorate_question(question, suffix=self.suffix)
-
-    def query_text(self, question: str) -> str:
-        """Returns the question as retrievers get it: with suffix."""
-        return decorate_question(question, suffix=self.suffix, plain_apostrophes=False)
 
 
 def question_batch(model: BiEncoder, questions: Sequence[str], form: QuestionForm) -> TokenBatch:
@@ -183,6 +138,7 @@ class HybridRetriever:
         return self.fusion.fuse(*self.retrieve_sides(questions, k), k)
 
 
+Side = DenseRetriever | LexicalRetriever
 AnyRetriever = DenseRetriever | LexicalRetriever | HybridRetriever
 
 
