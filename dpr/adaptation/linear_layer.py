@@ -36,7 +36,7 @@ TEACHER_TEMPERATURE = 0.09
 _TEMPERATURE = 0.05
 _EPOCHS = 3
 _BATCH_SIZE = 32
-_MOST_LAPS = 8
+_MOST_PER_PASSAGE = 8
 """Maximum number of pseudo-questions of a passage."""
 _DEPTH = 1000
 """Number of passages that each side of the hybrid lists; all others have score 0."""
@@ -115,10 +115,10 @@ def draw_texts(
     questions: list[str] = []
     sources: list[int] = []
     order = generator.permutation(askable)
-    for number in range(min(most_questions, _MOST_LAPS * len(askable))):
-        lap, place = divmod(number, len(askable))
+    for number in range(min(most_questions, _MOST_PER_PASSAGE * len(askable))):
+        number_of_passage, place = divmod(number, len(askable))
         source = int(order[place])
-        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, lap, 0, rows[source]))
+        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, number_of_passage, 0, rows[source]))
         questions.append(drawn.question)
         sources.append(source)
     return passages, questions, sources

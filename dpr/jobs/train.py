@@ -203,9 +203,9 @@ def open_sets(
     """Opens data sets with their options. The first opening of a file reads it once and stores it in a form
     that is memory-mapped."""
     if loss_scales is not None:
-        if named := next((source.name for source in sources if source.options.loss_scale is not None), None):
+        if scaled := next((source.name for source in sources if source.options.loss_scale is not None), None):
             raise ConfigError(
-                f"datasets.{named}.loss_scale and loss_scale_factors are mutually exclusive; leave one of"
+                f"datasets.{scaled}.loss_scale and loss_scale_factors are mutually exclusive; leave one of"
                 " them out"
             )
         if len(loss_scales) != len(sources):

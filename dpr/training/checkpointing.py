@@ -288,7 +288,9 @@ class StateOfRun:
             checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
             checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
             states = {
-                name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
+                name: state
+                for name, callback in self._callbacks_by_name()
+                if (state := callback.state_dict())
             }
             checkpoints.write_json_file(folder, checkpoints.CALLBACKS_FILE, states)
 
@@ -301,11 +303,11 @@ class StateOfRun:
         restore_optimizer(self.model, self.optimizer, state)
         self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
         states = read_json(folder / checkpoints.CALLBACKS_FILE)
-        for name, callback in self._named_callbacks():
+        for name, callback in self._callbacks_by_name():
             if name in states:
                 callback.load_state_dict(states[name])
 
-    def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
+    def _callbacks_by_name(self) -> Iterator[tuple[str, Callback]]:
         """Yields callbacks by name; the second of a name is ``Name#2``."""
         seen = Counter[str]()
         for callback in self.callbacks:

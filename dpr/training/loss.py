@@ -50,9 +50,9 @@ def make_loss(
         (weight, _user_term(entry, Term, known, setting="loss.terms", candidates=candidates))
         for weight, entry in settings.user_terms()
     ]
-    guide = None
+    false_negatives = None
     if settings.guide:
-        guide = read_vectors(settings.guide, namespaces, setting="loss.guide")
+        false_negatives = read_vectors(settings.guide, namespaces, setting="loss.guide")
     teacher = None
     if settings.teacher is not None:
         teacher = open_teacher(settings.teacher, model, namespaces)
@@ -60,7 +60,7 @@ def make_loss(
         settings,
         candidates=candidates,
         normalize=model is not None and model.settings.normalize,
-        guide=guide,
+        false_negatives=false_negatives,
         teacher=teacher,
         user_terms=terms,
     )

@@ -94,7 +94,7 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
     assert not found[2:4].any(), "an id of another namespace, and one that the shards do not have"
     np.testing.assert_array_equal(found[[0, 1, 4]], vectors[[4, 0, 2]])
     batch = batch_of(2, 2)
-    term = Nll(guide=guide, threshold=0.9, max_scores=100)
+    term = Nll(false_negatives=guide, threshold=0.9, max_scores=100)
     for _ in range(2):
         term(
             torch.randn(2, 4), make_pool(torch.randn(4, 4), batch.positive_idx, ids=batch.context_ids), batch
