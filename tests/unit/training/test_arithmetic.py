@@ -20,13 +20,7 @@ from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_mo
 from tests.helpers.training import make_trainer, trainer_of
 
 
-def trainer(
-    folder: Path,
-    *,
-    name: str = "run",
-    dropout: float = 0.1,
-    **options: Any,
-) -> BiEncoderTrainer:
+def trainer(folder: Path, *, name: str = "run", dropout: float = 0.1, **options: Any) -> BiEncoderTrainer:
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
     options.setdefault("learning_rate", 1e-3)
     return make_trainer(model, [ListSource(make_samples(24))], [], folder / name, **options)
@@ -156,8 +150,7 @@ def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> 
     first = started(folder, config_of(folder))
     first.train()
     second = started(
-        folder,
-        config_of(folder, model_file=str(folder / "run"), output_dir=str(folder / "second")),
+        folder, config_of(folder, model_file=str(folder / "run"), output_dir=str(folder / "second"))
     )
     assert all(
         torch.equal(tensor, second.model.weights()[name]) for name, tensor in first.model.weights().items()

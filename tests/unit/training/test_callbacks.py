@@ -135,10 +135,7 @@ def test_each_default_callback_can_be_left_out(tmp_path: Path, name: str) -> Non
     assert job.progress.step == 3
     assert name not in [type(callback).__name__ for callback in job.callbacks]
     there = {path.name for path in (tmp_path / "run").iterdir()} - {"metrics.json"}
-    missing = {
-        "MetricsFile": {"metrics.jsonl"},
-        "ValidateAndSave": {"run.json", "dpr_biencoder.step3"},
-    }
+    missing = {"MetricsFile": {"metrics.jsonl"}, "ValidateAndSave": {"run.json", "dpr_biencoder.step3"}}
     everything = {"metrics.jsonl", "run.json", "dpr_biencoder.step3"}
     assert there == everything - missing.get(name, set())
 

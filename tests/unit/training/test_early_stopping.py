@@ -114,11 +114,7 @@ def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(t
     def note(trainer: BiEncoderTrainer, metrics: Metrics) -> None:
         values[trainer.progress.step] = metrics["eval/other/nll_loss"]
 
-    options = {
-        "best_metric": "eval/other/nll_loss",
-        "eval_every_steps": 1,
-        "keep_last": 1,
-    }
+    options = {"best_metric": "eval/other/nll_loss", "eval_every_steps": 1, "keep_last": 1}
     job = trainer(tmp_path, Calling("on_validate_end", note), LoadBest(), num_train_epochs=3, **options)
     best = job.train()
     assert best == min(values.values()) < max(values.values())

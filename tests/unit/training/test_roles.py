@@ -45,10 +45,7 @@ CHANGED: dict[str, Any] = {
     "encoder.sequence_length": 20,
     "encoder.query_prompt": "ba ",
 }
-IN_EFFECT = {
-    "loss_scale_factors": "datasets",
-    "compat": "encoder.dpr_trailing_sep",
-}
+IN_EFFECT = {"loss_scale_factors": "datasets", "compat": "encoder.dpr_trailing_sep"}
 """Settings of which what they lead to is compared, by its name."""
 
 
@@ -89,11 +86,7 @@ def with_teacher(sample: TrainingSample) -> TrainingSample:
 
 def config_of(folder: Path, key: str = "", value: Any = None) -> TrainCommand:
     config = replace(
-        BASE,
-        output_dir=str(folder / "run"),
-        encoder=TowerSettings(),
-        train=TrainNode(),
-        loss=LossSettings(),
+        BASE, output_dir=str(folder / "run"), encoder=TowerSettings(), train=TrainNode(), loss=LossSettings()
     )
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
     config.encoder.pretrained = False
@@ -165,13 +158,7 @@ def test_a_changed_setting_is_refused_or_warned_about(
         assert f"resuming with {named} changed from" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "train.keep_last",
-        "train.num_workers",
-    ],
-)
+@pytest.mark.parametrize("key", ["train.keep_last", "train.num_workers"])
 def test_a_setting_without_effect_is_changed_without_a_word(
     folder: Path, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:

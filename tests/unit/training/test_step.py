@@ -28,12 +28,7 @@ from dpr.training.step import DirectStep, Step
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 
 META = torch.device("meta")
-EVERY_TERM = ObjectiveSettings(
-    symmetric_weight=1.0,
-    kl_weight=1.0,
-    margin_mse_weight=1.0,
-    dimensions=[16, 4],
-)
+EVERY_TERM = ObjectiveSettings(symmetric_weight=1.0, kl_weight=1.0, margin_mse_weight=1.0, dimensions=[16, 4])
 LOSSES: dict[str, Callable[[int], Loss]] = {
     "distinct": lambda max_scores: BiEncoderNllLoss(candidates="distinct", max_scores=max_scores),
     "every term": lambda max_scores: Objective(EVERY_TERM, max_scores=max_scores),
@@ -99,10 +94,7 @@ class Wrong(Loss):
 
 @pytest.mark.parametrize(
     ("result", "found"),
-    [
-        (torch.zeros(8), "a Tensor"),
-        (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)"),
-    ],
+    [(torch.zeros(8), "a Tensor"), (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)")],
 )
 def test_a_loss_that_does_not_return_one_loss_a_question_is_refused(
     tmp_path: Path, result: Any, found: str

@@ -175,9 +175,7 @@ def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"teacher": "x", "dimensions": [8]}, r"loss\.teacher=x and loss\.dimensions=\[8\] are mutually"),
-    ],
+    [({"teacher": "x", "dimensions": [8]}, r"loss\.teacher=x and loss\.dimensions=\[8\] are mutually")],
 )
 def test_settings_that_contradict_a_teacher_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

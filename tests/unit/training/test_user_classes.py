@@ -79,9 +79,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_classes_become_callbacks_in_order() -> None:
-    mine, again = user_callbacks(
-        ["user_module:Mine", {"use": "user_module:Mine", "size": 5}],
-    )
+    mine, again = user_callbacks(["user_module:Mine", {"use": "user_module:Mine", "size": 5}])
     assert (mine.size, again.size) == (1, 5)  # type: ignore[attr-defined]
     assert user_callbacks(None) == []
     assert len(user_callbacks("user_module:Mine")) == 1
