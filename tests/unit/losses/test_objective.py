@@ -42,7 +42,7 @@ def batch_of(num_questions: int, width: int) -> BiEncoderBatch:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"symmetric_weight": 1.0, "kl_weight": 1.0}, {"dimensions": [4, 2]}], ids=str
+    "settings", [{}, {"symmetric_weight": 1.0, "kl_weight": 1.0}, {"dimensions": [4, 2]}], ids=str
 )
 def test_a_large_pool_takes_little_memory(settings: dict[str, Any]) -> None:
     """1,024 x 2,048 and 1,024 x 1,024 scores; nothing that operations return is larger than a block."""
@@ -99,7 +99,11 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"dimensions": [8, 8]}, "names a number twice"), ({"dimensions": []}, "is empty")],
+    [
+        ({"dimensions": [8, 8]}, "names a number twice"),
+        ({"dimensions": []}, "is empty"),
+        ({"teacher": "x", "dimensions": [8]}, r"loss\.teacher=x and loss\.dimensions=\[8\] are mutually"),
+    ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
