@@ -15,34 +15,21 @@ NUM_QUESTIONS, NUM_CONTEXTS, WIDTH = 11, 29, 5
 def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
     """Loss, number correct, and the gradients of questions, contexts and temperature."""
     generator = torch.Generator().manual_seed(3)
-    questions = torch.randn(
-        NUM_QUESTIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True
+
+    def identities(most: int, *shape: int) -> torch.Tensor:
+        first = torch.randint(0, most, shape, generator=generator)
+        return torch.stack([first, torch.zeros_like(first)], dim=-1)
+
+    questions, vectors = (
+        torch.randn(size, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+        for size in (NUM_QUESTIONS, NUM_CONTEXTS)
     )
-    vectors = torch.randn(NUM_CONTEXTS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
     temperature = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    ids = torch.stack(
-        [
-            torch.randint(0, 20, (NUM_CONTEXTS,), generator=generator),
-            torch.zeros(NUM_CONTEXTS, dtype=torch.int64),
-        ],
-        dim=1,
-    )
+    ids = identities(20, NUM_CONTEXTS)
     positive_idx = torch.randperm(NUM_CONTEXTS, generator=generator)[:NUM_QUESTIONS]
     valid = torch.rand(NUM_CONTEXTS, generator=generator) < 0.8
     valid[positive_idx] = True
-    known = torch.cat(
-        [
-            ids[positive_idx][:, None],
-            torch.stack(
-                [
-                    torch.randint(0, 25, (NUM_QUESTIONS, 3), generator=generator),
-                    torch.zeros(NUM_QUESTIONS, 3, dtype=torch.int64),
-                ],
-                dim=2,
-            ),
-        ],
-        dim=1,
-    )
+    known = torch.cat([ids[positive_idx][:, None], identities(25, NUM_QUESTIONS, 3)], dim=1)
     known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
     pool = make_pool(
         vectors,
