@@ -23,7 +23,7 @@ from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
 from dpr.data.pairs import PseudoPairs
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
+from dpr.indexer.ranking import fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.models.biencoder import BiEncoder
 
@@ -74,10 +74,8 @@ def add_fitted_layer(
     for start in counted(steps, "searching by words and vectors", unit="questions"):
         part = slice(start, start + _BATCH_SIZE)
         best = (asked[part] @ encoded.T).cpu().topk(depth)
-        by_vectors: list[Ranking] = [
-            [(names[row], score) for row, score in zip(rows, scores, strict=True)]
-            for rows, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        found = [[names[row] for row in rows] for rows in best.indices.tolist()]
+        by_vectors = to_rankings((best.values.float().numpy(), found))
         by_words = to_rankings(words.search(questions[part], depth))
         for listed in (by_vectors, by_words):
             for place, source in enumerate(sources[part]):

@@ -215,7 +215,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     tensors = {}
     for name, parameter in model.named_parameters():
         for field, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{field}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+            tensors[f"{field}/{name}"] = value
     return tensors
 
 

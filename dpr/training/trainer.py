@@ -176,10 +176,6 @@ class Trainer(Run):
             self._is_open = False
         return self.progress.best_value
 
-    def evaluate(self) -> Metrics:
-        """Returns the metrics of all validations, for the weights as they are now."""
-        return run_validations(self.validations, self.model)
-
     if not TYPE_CHECKING:  # type checkers would accept any name
         __getattr__ = missing
 

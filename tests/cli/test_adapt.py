@@ -248,7 +248,7 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
     def made(passages: int, **given: Any) -> TrainNode:
         monkeypatch.setattr(Texts, "counts", lambda self: {"passages": passages})
         config = AdaptSettings(out=str(tmp_path), **given)
-        return training(config, texts, tmp_path / "model", 0.1).train
+        return training(config, texts).train
 
     sizes = [20, 120, 1400, 25_000, 10_000_000]
     assert [made(size).batch_size for size in sizes] == [16, 32, 512, 1024, 1024]
