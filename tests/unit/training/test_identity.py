@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,6 @@ from dpr import BiEncoder
 from dpr.core.errors import CheckpointError
 from dpr.export.folders import export_folder
 from dpr.formats.training_sets import write_training_set
-from dpr.formats.vector_shards import VectorShardWriter
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
@@ -150,23 +148,6 @@ def test_another_content_of_the_encoders_folder_is_refused_wherever_it_lies(fold
     with pytest.raises(CheckpointError, match=f"different run: {told}"):
         job(folder, encoder="moved").resume()
     assert job(folder, encoder="moved", resume="force").resume().step == 2
-
-
-def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) -> None:
-    def guide(name: str, seed: int) -> list[str]:
-        metadata = {"shard_id": 0, "num_shards": 1, "model_fingerprint": "m"}
-        writer = VectorShardWriter(folder / name, metadata=metadata, dimension=3)
-        writer.write_chunk(
-            0, ["p0", "p1"], np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32)
-        )
-        writer.finish(1)
-        return [str(folder / name)]
-
-    job(folder, loss=LossSettings(guide=guide("first", 0))).train()
-    assert job(folder, loss=LossSettings(guide=guide("copy", 0))).resume().step == 2
-    for loss in (LossSettings(guide=guide("other", 1)), LossSettings()):
-        with pytest.raises(CheckpointError, match=r"different run: loss\.guide\.content was"):
-            job(folder, loss=loss).resume()
 
 
 @pytest.mark.parametrize("out", ["run", "given/tuned"])

@@ -86,8 +86,5 @@ def test_a_loss_that_does_not_return_one_loss_a_question_is_refused(
 ) -> None:
     model = tiny_model(tmp_path)
     step = step_of(model, Wrong(result), 0, torch.device("cpu"))
-    with pytest.raises(
-        ConfigError,
-        match=rf"the loss Wrong returned {found}; expected a LossResult with one loss per question, \(8,\)",
-    ):
+    with pytest.raises(ConfigError, match=rf"Wrong returned {found}; expected a LossResult"):
         step(batch_for(model), num_pools=1, is_last=True)
