@@ -102,18 +102,6 @@ def test_an_error_is_passed_to_callbacks_and_raised(tmp_path: Path, caplog: pyte
     assert "and again" in caplog.text
 
 
-def test_a_run_that_is_asked_to_stop_saves_and_can_be_continued(tmp_path: Path) -> None:
-    diary = Diary()
-    job = trainer(tmp_path, StopAt(2), diary)
-    job.train()
-    assert job.progress.step == 2
-    assert diary.entries[-2:] == ["save 2", "train_end 2"]
-    rest = trainer(tmp_path)
-    assert rest.resume().step == 2
-    rest.train()
-    assert rest.progress.step == rest.total_steps == 6
-
-
 def stopped_by_the_second(folder: Path) -> int:
     job = trainer(folder, StopAt(3, on_rank=1), global_batch_size=8)
     job.train()
