@@ -7,7 +7,6 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +90,6 @@ def job(
     return trainer
 
 
-def appended(text: str) -> Callable[[Path], None]:
-    return lambda file: file.write_text(file.read_text() + text) and None  # type: ignore[return-value]
-
-
-CHANGES = {
-    "qrels.tsv": appended("q1\tp30\t1\n"),
-    "dev.json": lambda file: write_training_set(file, make_samples(7, seed=3)),
-}
-
-
 def test_a_changed_file_or_setting_of_a_validation_is_told_and_its_best_forgotten(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,7 +102,10 @@ def test_a_changed_file_or_setting_of_a_validation_is_told_and_its_best_forgotte
         for name, told in (("qrels.tsv", "train.validation.content"), ("dev.json", "dev_datasets")):
             content = (folder / name).read_bytes()
             caplog.clear()
-            CHANGES[name](folder / name)
+            if name == "dev.json":
+                write_training_set(folder / name, make_samples(7, seed=3))
+            else:
+                (folder / name).write_bytes(content + b"q1\tp30\t1\n")
             assert job(folder).resume().best_checkpoint is None
             assert BEST in caplog.text and told in caplog.text
             (folder / name).write_bytes(content)

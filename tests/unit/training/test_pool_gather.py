@@ -19,13 +19,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core import distributed
-from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import current_ranks, gather_rows, start_gather
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
 from dpr.training.grad_cache import CachedStep
-from dpr.training.pool_gather import PoolGather
 from dpr.training.step import DirectStep, Step
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import encoder_folder, tiny_model
@@ -199,29 +197,3 @@ def rows_left_after_a_step() -> int:
 
 def test_gathered_vectors_are_freed_with_their_step() -> None:
     assert run_on_ranks(rows_left_after_a_step, 2) == [0, 0]
-
-
-def test_the_facts_of_a_pool_are_those_of_its_ranks() -> None:
-    for (ids, valid), (all_ids, all_valid) in run_on_ranks(facts_of_rank, 2)[0]:
-        assert torch.equal(ids, all_ids) and torch.equal(valid, all_valid) and not valid.all()
-
-
-def facts_of_rank() -> list[tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]:
-    ids = torch.stack(
-        [torch.full((6,), -(2**63)) + torch.arange(6), torch.full((6,), 2**63 - 1) - current_ranks().rank],
-        dim=1,
-    )
-    valid = torch.tensor([True, False, True]).repeat(2)
-    tokens = TokenBatch.from_lists([[1, 2], [3]])
-    known, rows, positives = (
-        torch.zeros(2, 0, 2, dtype=torch.int64),
-        torch.zeros(6).long(),
-        torch.zeros(2).long(),
-    )
-    batch = BiEncoderBatch(
-        tokens, tokens, rows, valid, ids, positives, known, torch.zeros(2, 0).bool(), torch.ones(2)
-    )
-    gather = PoolGather(batch, BiEncoderNllLoss(candidates="dpr"), current_ranks())
-    gather.start(torch.randn(1, 4))
-    pool = gather.pool(torch.randn(2, 4), 1.0)
-    return [((gather_rows(ids), gather_rows(valid)), (pool.ids, pool.candidates.counts))]
