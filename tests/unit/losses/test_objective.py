@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,9 @@ def test_what_is_gathered_follows_from_the_terms() -> None:
     assert needs() == {"contexts"}
     assert needs(nll_weight=0.0, kl_weight=1.0) == set()
     assert needs(nll_weight=0.0, symmetric_weight=1.0) == {"questions", "known_positives"}
+
+
+@pytest.mark.parametrize("name", ["distillation", "filtered_nll", "nll", "objective", "symmetric"])
+def test_examples_of_losses_are_true(name: str) -> None:
+    found = doctest.testmod(import_module(f"dpr.losses.{name}"))
+    assert found.attempted and not found.failed
