@@ -38,7 +38,6 @@ def make_loss(
     from dpr.losses.objective import Objective  # only few runs have terms besides the NLL
     from dpr.training.teacher import open_teacher, read_vectors
 
-    settings.check_objective("loss.")
     for width in settings.dimensions or ():
         if model is not None and width > model.dimension:
             raise ConfigError(
