@@ -30,7 +30,7 @@ from dpr.formats.corpora import read_metadata
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import decode_ids
 from dpr.storage.durable import MANIFEST, describe_file
-from dpr.storage.outputs import lock_of, locked
+from dpr.storage.locks import lock_of, locked
 
 BATCH_ROWS = 8192
 

@@ -54,7 +54,8 @@ from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, read_manifest, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
-from dpr.storage.outputs import LOCK_FILE, locked, require_writable
+from dpr.storage.locks import LOCK_FILE, locked
+from dpr.storage.outputs import require_writable
 from dpr.training import static_student
 from dpr.training.linear_layer import MOST_QUESTIONS, add_fitted_layer
 from dpr.training.settings import BiEncoderTrainConfig

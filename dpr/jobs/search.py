@@ -53,7 +53,7 @@ from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST
 from dpr.storage.leftovers import remove
-from dpr.storage.outputs import lock_of, locked
+from dpr.storage.locks import lock_of, locked
 from dpr.storage.untrusted import describe
 
 Side = DenseRetriever | LexicalRetriever

@@ -13,7 +13,8 @@ from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
 from dpr.indexer.ranking import decode_ids, packed_ids, to_rankings
-from dpr.indexer.registry import Index, IndexChoice, IndexStore, Texts
+from dpr.indexer.registry import Index, IndexChoice, Texts
+from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
 

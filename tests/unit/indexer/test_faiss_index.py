@@ -14,12 +14,13 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.indexer import faiss_index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import IndexChoice, IndexStore, index_class, recall_values
+from dpr.indexer.registry import IndexChoice, index_class, recall_values
+from dpr.indexer.saved import IndexStore
 from dpr.indexer.vectors import ArraySource, take_rows
 from dpr.storage import checksums
 from dpr.storage.durable import read_manifest, write_manifest
 from dpr.storage.leftovers import ProcessName
-from dpr.storage.outputs import RunLock
+from dpr.storage.locks import RunLock
 
 DIMENSION = 24
 CHOICES: dict[str, dict[str, Any]] = {
