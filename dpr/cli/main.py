@@ -64,12 +64,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
-        "dpr.training.settings:BiEncoderTrainConfig",
+        "dpr.training.command_settings:TrainCommand",
         "biencoder_train_cfg",
     ),
     "explain": Command(
         "print what a step of a training run is made of",
-        "dpr.training.settings:ExplainConfig",
+        "dpr.training.command_settings:ExplainCommand",
         "explain",
     ),
     "embed": Command(
@@ -90,7 +90,7 @@ COMMANDS: dict[str, Command] = {
         "dpr.jobs.compare:CompareSettings",
     ),
     "report": Command("a page of curves and metrics of a run", "dpr.jobs.compare:ReportSettings"),
-    "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
+    "search": Command("ask one question of a finished run", "dpr.jobs.search:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two",
         "dpr.serving.settings:ServeSettings",
@@ -110,12 +110,10 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 _OTHER_JOBS = {
-    "quickstart": "adapt.quickstart",
     "score": "mine.run_score",
     "evaluate": "retrieve.evaluate",
     "new-encoder": "prepare.make_encoder",
     "report": "compare.report",
-    "search": "ask.run",
     "verify": "doctor.verify",
 }
 """Functions in ``dpr/jobs`` of commands that share a module with another command."""
