@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
-from dpr.core.other_names import hint
-from dpr.core.settings import Setting, name_here_of, quoted, suggestion
+from dpr.core.other_names import hint, name_here_of
+from dpr.core.settings import Setting, quoted, suggestion
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
