@@ -140,7 +140,7 @@ def test_settings_are_listed_with_their_words_and_rules() -> None:
 
 
 def test_values_are_found_by_what_a_change_means() -> None:
-    assert flat_values(Outer(), (IDENTITY, WARNED), "x.") == {"x.inner.share": 0.5, "x.inner.kind": "a"}
+    assert flat_values(Outer(), (IDENTITY, WARNED)) == {"inner.share": 0.5, "inner.kind": "a"}
     assert flat_values(Outer(), (NO_EFFECT,)) == {"count": 1}
 
 
