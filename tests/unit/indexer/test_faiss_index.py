@@ -12,7 +12,6 @@ import pytest
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.indexer import faiss_index
-from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import IndexChoice, index_class, recall_values
 from dpr.indexer.saved import IndexStore
@@ -21,6 +20,7 @@ from dpr.storage import checksums
 from dpr.storage.durable import read_manifest, write_manifest
 from dpr.storage.leftovers import ProcessName
 from dpr.storage.locks import RunLock
+from tests.helpers.indexes import exact_index
 
 DIMENSION = 24
 CHOICES: dict[str, dict[str, Any]] = {
@@ -79,7 +79,7 @@ def index(
 
 def exact(k: int, num_vectors: int = 1500) -> tuple[np.ndarray, list[list[str]]]:
     ids, vectors, queries = make(num_vectors)
-    return ExactIndex.from_arrays(ids, vectors).search(queries, k)
+    return exact_index(ids, vectors).search(queries, k)
 
 
 def rewrite(folder: Path, name: str, content: bytes) -> None:
