@@ -13,7 +13,7 @@ import torch
 from dpr.core.errors import InputError
 from dpr.indexer import exact
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
+from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, to_rankings
 from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
 from tests.helpers.indexes import exact_index
 
@@ -47,16 +47,24 @@ def test_equals_a_full_sort_with_ties_in_any_blocking(block_rows: int, dimension
     assert tied > 5, "without ties the tie rule is not tested"
 
 
-def test_scores_are_the_same_bit_for_bit_in_any_blocking() -> None:
+def same(found: SearchResult, expected: SearchResult) -> bool:
+    return found[1] == expected[1] and found[0].tobytes() == expected[0].tobytes()
+
+
+def test_blocks_tiles_and_shards_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A different number of rows may change the last bits of a float32 product; results must not show it."""
     rng = np.random.default_rng(0)
     ids, vectors = corpus_with_ties(rng, 400, 257)
-    queries = rng.standard_normal((5, 257)).astype(np.float32)
+    queries = rng.standard_normal((11, 257)).astype(np.float32)
     expected = exact_index(ids, vectors).search(queries, 50)
+    shards = [
+        ArraySource(encode_ids(ids[start : start + 160]), vectors[start : start + 160])
+        for start in (320, 0, 160)
+    ]
+    monkeypatch.setattr(exact, "_TILE_ROWS", 4)
     for block_rows in (1, 3, 129):
-        scores, found = exact_index(ids, vectors, block_rows=block_rows).search(queries, 50)
-        assert found == expected[1]
-        assert scores.tobytes() == expected[0].tobytes()
+        assert same(exact_index(ids, vectors, block_rows=block_rows).search(queries, 50), expected)
+    assert same(ExactIndex(shards, block_rows=13).search(queries, 50), expected)
 
 
 def test_the_order_of_the_corpus_does_not_change_the_result() -> None:
@@ -68,8 +76,7 @@ def test_the_order_of_the_corpus_does_not_change_the_result() -> None:
     for direction in (1, -1):
         order = np.argsort(direction * (vectors @ queries[0]))
         found = exact_index([ids[row] for row in order], vectors[order], block_rows=700).search(queries, 5)
-        assert found[1] == expected[1]
-        assert found[0].tobytes() == expected[0].tobytes()
+        assert same(found, expected)
 
 
 def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path) -> None:
@@ -83,20 +90,6 @@ def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path)
         warnings.simplefilter("error")
         found = exact_index([str(row) for row in range(50)], mapped).search(vectors[:2], 1)
     assert found[1] == exact_index([str(row) for row in range(50)], vectors).search(vectors[:2], 1)[1]
-
-
-def test_query_tiles_and_shards_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(1)
-    ids, vectors = corpus_with_ties(rng, 90, 16)
-    queries = rng.standard_normal((11, 16)).astype(np.float32)
-    whole = exact_index(ids, vectors).search(queries, 20)
-    parts = [
-        ArraySource(encode_ids(ids[start : start + 40]), vectors[start : start + 40]) for start in (80, 0, 40)
-    ]
-    monkeypatch.setattr(exact, "_TILE_ROWS", 4)
-    split = ExactIndex(parts, block_rows=13).search(queries, 20)
-    assert split[1] == whole[1]
-    assert split[0].tobytes() == whole[0].tobytes()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -118,8 +111,7 @@ def test_what_a_gpu_does_finds_the_same_on_a_cpu(
     index = exact_index(ids, vectors, block_rows=(700, 4096)[seed])
     for _ in range(2):  # the second search knows the lengths of the blocks
         found = index.search(queries, k)
-        assert found[1] == expected[1]
-        assert found[0].tobytes() == expected[0].tobytes()
+        assert same(found, expected)
 
 
 def test_products_whose_precision_torch_cannot_name_have_the_wider_bound(
@@ -141,25 +133,7 @@ def test_the_result_on_a_gpu_is_that_of_the_cpu_bit_for_bit() -> None:
     queries = rng.standard_normal((50, 96)).astype(np.float32)
     expected = exact_index(ids, vectors).search(queries, 30)
     found = exact_index(ids, vectors, device="cuda", block_rows=700).search(queries, 30)
-    assert found[1] == expected[1]
-    assert found[0].tobytes() == expected[0].tobytes()
-
-
-def test_all_scores_equal_gives_the_smallest_ids() -> None:
-    ids = [f"{number:03d}" for number in range(50)][::-1]
-    scores, found = exact_index(ids, np.ones((50, 4), dtype=np.float32), block_rows=8).search(
-        np.ones((2, 4)), 3
-    )
-    assert found == [["000", "001", "002"]] * 2
-    assert (scores == 4).all()
-
-
-def test_a_corpus_sorted_from_worst_to_best_is_searched_right() -> None:
-    vectors = np.arange(100, dtype=np.float32)[:, None] * np.ones((1, 3), dtype=np.float32)
-    _, found = exact_index([f"{number:02d}" for number in range(100)], vectors, block_rows=10).search(
-        np.ones((1, 3)), 4
-    )
-    assert found == [["99", "98", "97", "96"]]
+    assert same(found, expected)
 
 
 def test_fewer_passages_than_asked_gives_shorter_lists() -> None:
