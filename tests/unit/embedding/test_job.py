@@ -37,6 +37,15 @@ def embed(folder: Path, out: Path, settings: EmbedConfig = SMALL, **options: Any
     return embed_shard(model, source, replace(settings, out_file=str(out), **options))
 
 
+def vectors_by_id(shards: list[VectorShard]) -> dict[str, np.ndarray]:
+    return {
+        key.decode(): row
+        for shard in shards
+        for ids, rows in shard.chunks()
+        for key, row in zip(ids.tolist(), rows, strict=True)
+    }
+
+
 @pytest.mark.parametrize(
     ("passages", "shards", "expected"),
     [
