@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import fields
 from pathlib import Path
 
-from dpr.cli.arguments import group_options
+from dpr.cli.keys import group_options
 from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting, sections, settings, suggestion, type_name

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dpr.cli import composed
-from dpr.cli.arguments import check_keys, conf_folder, parse, under_launcher
+from dpr.cli.arguments import parse, under_launcher
 from dpr.cli.help_page import help_text
+from dpr.cli.keys import check_keys, conf_folder
 from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import LOGGER_NAME, configure_logging
 from dpr.core.machine import launched, panics_caught
