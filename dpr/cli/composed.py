@@ -29,12 +29,7 @@ from dpr.core.settings import (
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 # of an entry; "[Q]" is not a list there
-_TEXT_OPTIONS = (
-    *KEEP_SPACES,
-    "special_token",
-    "special_query_token",
-    "query_special_suffix",
-)
+_TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")
 _FILES = "dpr-conf"
 """Scheme, in Hydra's search path, of folders that may contain files of the original."""
 

@@ -70,10 +70,7 @@ def configure_logging(*, rank: int = 0) -> None:
     if rank:  # otherwise each rank would repeat the warnings of other packages
         warnings.simplefilter("ignore")
         # read when these are imported
-        os.environ |= {
-            "TRANSFORMERS_VERBOSITY": "error",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
+        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 @contextmanager

@@ -49,12 +49,7 @@ class RunningSearch:
     """
 
     def __init__(
-        self,
-        queries: np.ndarray,
-        k: int,
-        *,
-        device: torch.device | str = "cpu",
-        block_rows: int = 65536,
+        self, queries: np.ndarray, k: int, *, device: torch.device | str = "cpu", block_rows: int = 65536
     ) -> None:
         self.best = RunningTopK(len(queries), k)
         self._queries = queries
@@ -175,11 +170,7 @@ class ExactIndex(Index):
     can_filter = True
 
     def __init__(
-        self,
-        sources: Sequence[VectorSource],
-        *,
-        device: torch.device | str = "cpu",
-        block_rows: int = 65536,
+        self, sources: Sequence[VectorSource], *, device: torch.device | str = "cpu", block_rows: int = 65536
     ) -> None:
         self.sources = list(sources)
         self.dimension = common_dimension(sources)

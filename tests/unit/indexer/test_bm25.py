@@ -93,8 +93,7 @@ def test_an_index_of_words_that_were_cut_otherwise_is_refused(tmp_path: Path) ->
     del manifest["metadata"]["source"]["words"]  # as before scripts without spaces were cut
     write_manifest(tmp_path / "index", metadata=manifest["metadata"])
     with pytest.raises(
-        InputError,
-        match=r"was built with words None, expected 2; remove it to build it again",
+        InputError, match=r"was built with words None, expected 2; remove it to build it again"
     ):
         IndexStore(choice, tmp_path / "index").load_or_build(lambda: texts)
 

@@ -160,10 +160,7 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
         (cache / name / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
     with alone_with(cache / "held.lock"):
         ensure_built(cache / "new", lambda folder: folder.mkdir())
-        assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == [
-            "held.lock",
-            "of 1 days",
-        ]
+        assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["held.lock", "of 1 days"]
     with pytest.raises(KeyError):
         ensure_built(cache / "other", lambda folder: {}[folder])
     assert not (cache / "other.lock").exists()
