@@ -70,10 +70,8 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     thread of gloo may still hold the tensors of the last collective; if it releases them too late, it aborts
     a process that has finished its work.
     """
-    for stream in (
-        sys.stdin,
-        sys.stdout,
-    ):  # texts of a corpus are printed on any terminal; standard error replaces already
+    # Texts of a corpus are printed on any terminal. Standard error replaces already.
+    for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code: list[int] = []

@@ -167,9 +167,8 @@ def _embed_chunks(
     turns = -(-len(missing) // ranks.world_size)
     written: Future[None] = Future()
     written.set_result(None)
-    with ThreadPoolExecutor(
-        1, thread_name_prefix="write"
-    ) as pool:  # leaving it lets a write that has started finish
+    # Leaving the pool lets a write that has started finish.
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as pool:
         for turn in range(turns + 1):  # in the last one, only the last chunk is written
             done = torch.zeros(3, dtype=torch.float64)
             failure = None

@@ -173,10 +173,8 @@ def _remove_stale(folder: Path) -> None:
     for a long time."""
     with suppress(OSError):
         for lock in folder.glob("*.lock"):
-            with (
-                suppress(DprError),
-                open_own(lock, "rb") as file,
-            ):  # locks of builds are empty, unlike other programs' files of this name
+            with suppress(DprError), open_own(lock, "rb") as file:
+                # Locks of builds are empty, unlike other programs' files of this name.
                 if not os.fstat(file.fileno()).st_size and lock_descriptor(file.fileno(), blocking=False):
                     lock.unlink()
         remove_stale_notes(folder)
