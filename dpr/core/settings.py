@@ -125,9 +125,9 @@ class Rule:
                 )
             if not self.range or not isinstance(item, int | float):
                 continue
+            # neither NaN, nor infinity, nor a whole number beyond every float
             holds = (
-                abs(item)
-                <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
+                abs(item) <= sys.float_info.max
                 and (self.least is None or item >= self.least)
                 and (self.most is None or item <= self.most)
                 and (self.above is None or item > self.above)

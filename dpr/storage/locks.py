@@ -4,10 +4,10 @@ A lock file names the processes that write there. It is taken over once all of t
 machine is identified by its number and start time. For other machines only the file's age is known: the owner
 touches it every half minute. A stale lock can be removed by hand; the message says so.
 
-The file itself is locked (filelock) only while it is read and written. The locks of that package have one owner.
-They promise less than docs/reliability.md does: that a run is refused as long as any rank of an earlier one lives,
-that workers, which outlive a killed run by seconds and would inherit its lock, do not keep it, and that the silence
-of another machine is known at once, not after three minutes of watching.
+The file itself is locked (filelock) only while it is read and written. No lock of that package keeps the promise
+of docs/reliability.md for as long as a run takes. A run is refused while any rank of an earlier one lives, but each
+of these locks has one owner. Workers outlive a killed run by seconds, and would inherit a lock of the operating
+system. A run on another machine counts as gone if its file is old, but a lease has to be watched for its duration.
 """
 
 from __future__ import annotations
