@@ -24,7 +24,7 @@ from dpr.storage.leftovers import (
     remove_leftovers,
     this_process,
 )
-from dpr.storage.outputs import RunLock
+from dpr.storage.locks import RunLock
 from dpr.storage.untrusted import inside
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
