@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
@@ -24,6 +23,9 @@ from dpr.indexer.settings import KINDS, require_known
 from dpr.storage.checksums import folder_problems
 from dpr.storage.durable import durable_folder, read_manifest, writing
 from dpr.storage.outputs import held, lock_of
+
+if TYPE_CHECKING:
+    import torch
 
 DEPTH = 100
 """Passages per question that are compared to measure recall."""

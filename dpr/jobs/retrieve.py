@@ -30,24 +30,21 @@ from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_resu
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, fuse_linear
+from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import GivenTextSettings
 from dpr.models.trials import mention_bf16
-from dpr.retrieval.indexes import build_retriever, index_choice, open_text_index
+from dpr.retrieval.dense import DenseRetriever
+from dpr.retrieval.indexes import index_choice, open_text_index, reads_texts
 from dpr.retrieval.passages import find_passages, require_passages
 from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import EvaluateConfig, IndexerConfig, RetrievalConfig
-from dpr.retrieval.sides import (
-    DenseRetriever,
-    Fusion,
-    HybridRetriever,
-    LexicalRetriever,
-    warn_of_unknown_words,
-)
+from dpr.retrieval.sides import Fusion, LexicalRetriever, Side
 from dpr.retrieval.sources import resolve_passage_sources, resolve_question_set
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
+from dpr.retrieval.vector_indexes import open_dense
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json
 from dpr.storage.outputs import output, require_writable
@@ -106,42 +103,54 @@ def run(config: RetrievalConfig) -> None:
     texts = [form.text(question.text) for question in questions]
     queries = [form.query_text(question.text) for question in questions]
 
+    reads_words = reads_texts(config.indexer.kind)
+    if reads_words and config.hybrid != "none":
+        raise ConfigError(
+            f"hybrid={config.hybrid} adds BM25 to a dense indexer; indexer={config.indexer.kind} searches texts"
+            " itself"
+        )
+    sides: dict[str, Side] = {}
+    dense = None
     device = resolve_device(config.device_or_cpu)
-    retriever = build_retriever(config, sources, form=form, device=device, questions=queries)
-    warn_of_unknown_words(retriever, queries, str(question_set.file))
+    if not reads_words:
+        dense = sides["dense"] = open_dense(config, sources, form=form, device=device, questions=queries)
+    if reads_words or config.hybrid != "none":
+        # BM25 in a hybrid has an index of its own; index_path is that of the vectors.
+        kind = config.indexer if reads_words else replace(config.indexer, kind="bm25")
+        path = config.bm25_index_path or (config.index_path if reads_words else None)
+        sides["bm25"] = LexicalRetriever(open_text_index(index_choice(kind), sources, path))
+    if dense is not None:
+        dense.warn_of_unknown_words(queries, str(question_set.file))
+
     start = time.monotonic()
     tried_weights: dict[float, float] = {}
     weight = None
-    depth = config.n_docs + config.skip_same_id
-    if isinstance(retriever, HybridRetriever):
-        dense, lexical = retriever.retrieve_sides(queries, depth)
+    # Hits with a question's own id are left out before the fusion.
+    most = config.n_docs if len(sides) == 1 else max(config.n_docs, config.hybrid_depth)
+    depth = max(most, config.n_docs + config.skip_same_id)
+    found = {}
+    for name, side in sides.items():
+        found[name] = side.retrieve(queries, depth)
         if config.skip_same_id:
-            most = max(config.n_docs, config.hybrid_depth)
-            dense = without_own_ids(questions, dense, most)
-            lexical = without_own_ids(questions, lexical, most)
-        fusion = retriever.fusion
+            found[name] = without_own_ids(questions, found[name], most)
+    if len(sides) == 1:
+        (rankings,) = found.values()
+    else:
+        weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
+        why = "as set"
         if config.tune_hybrid_weight:
-            hits = _ids([*dense, *lexical]) if answer_match else set()
-            matched = require_passages(sources, hits)
+            matched = require_passages(sources, _ids(found["dense"] + found["bm25"]) if answer_match else ())
             tried_weights = weight_values(
-                evaluator, dense, lexical, metric=config.tune_metric, passages=matched
+                evaluator, found["dense"], found["bm25"], metric=config.tune_metric, passages=matched
             )
             shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
             logger.info("hybrid_weight: %s", shown)
-            best = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
-            fusion = replace(fusion, weight=best)
+            weight = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
             why = f"the best {config.tune_metric} on these questions"
         elif config.hybrid_weight is None:
             why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
-        else:
-            why = "as set"
-        weight = fusion.weight
         logger.info("hybrid_weight=%g, the dense side's share: %s", weight, why)
-        rankings = fusion.fuse(dense, lexical, config.n_docs)
-    else:
-        rankings = retriever.retrieve(queries, depth)
-        if config.skip_same_id:
-            rankings = without_own_ids(questions, rankings, config.n_docs)
+        rankings = fuse_linear(found["dense"], found["bm25"], weight=weight, k=config.n_docs)
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
 
     passages = None
@@ -160,22 +169,19 @@ def run(config: RetrievalConfig) -> None:
             "hybrid": config.hybrid,
             "hybrid_weight": weight,
         }
-        dense_side = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
-        index = dense_side.index if isinstance(dense_side, DenseRetriever) else None
-        if index is not None and index.is_saved:  # measured if it is approximate
-            recall = index.recall and asdict(index.recall)
-            metadata["index"] = {"recall": recall, "breadth": index.breadth}
+        if dense is not None and dense.index.is_saved:  # measured if it is approximate
+            recall = dense.index.recall and asdict(dense.index.recall)
+            metadata["index"] = {"recall": recall, "breadth": dense.index.breadth}
         if tried_weights:
             metadata["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
         evaluator.write_report(Path(config.metrics_file), metadata, texts, rankings, judged, note={})
     if config.search_folder:
         # Settings that search the same way. An index that was not saved would be built again for every
         # question.
-        reads_texts = index_choice(config.indexer).index_class.reads == "texts"
-        is_kept = reads_texts or config.index_path is not None
-        name = config.encoder.pretrained_model_cfg
+        is_kept = reads_words or config.index_path is not None
+        backbone = config.encoder.pretrained_model_cfg
         search = SearchSettings(
-            model_file=None if reads_texts else str(local_model(str(config.model_file))),
+            model_file=None if reads_words else str(local_model(str(config.model_file))),
             encoded_ctx_files=config.vector_patterns(),
             passages=sources,
             indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
@@ -186,7 +192,9 @@ def run(config: RetrievalConfig) -> None:
             hybrid_depth=config.hybrid_depth,
             form=form,
             # A folder by its absolute path, so that it is found from anywhere.
-            pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
+            pretrained_model_cfg=str(Path(backbone).resolve())
+            if backbone and Path(backbone).is_dir()
+            else backbone,
             sequence_length=config.encoder.sequence_length,
             text=config.encoder.part(GivenTextSettings),
         )
@@ -346,11 +354,11 @@ def _evaluate_set(
     # Both sides are searched once; the hybrid is made of their results.
     form = QuestionForm(prompt=options.prompt, query_prefix=options.query_prefix)
     queries = [form.query_text(question.text) for question in questions]
-    retrievers: dict[str, LexicalRetriever | DenseRetriever] = {}
+    sides: dict[str, Side] = {}
     if config.needs_words:
         choice = index_choice(IndexerConfig(kind="bm25", **asdict(config.bm25)))
         folder = _cached(cache, f"{test_set.name}-bm25", [content_sha256(source.file), choice.metadata()])
-        retrievers["bm25"] = LexicalRetriever(open_text_index(choice, [source], str(folder)))
+        sides["bm25"] = LexicalRetriever(open_text_index(choice, [source], str(folder)))
     if model is not None:
         agreed = source.agreed(model.tensorizer.text)
         start = _cached(cache, source.name, [model.fingerprint, agreed.identity(), config.precision])
@@ -360,12 +368,12 @@ def _evaluate_set(
         mention_bf16(model.ctx_model.backbone, model.device, config.precision, key="precision")
         embed_shard(model, source, embedding)
         index = ExactIndex(open_shards([f"{start}_0"]), device=model.device)
-        retrievers["dense"] = DenseRetriever(model, index, form=form)
-        warn_of_unknown_words(retrievers["dense"], queries, str(test_set.queries))
+        dense = sides["dense"] = DenseRetriever(model, index, form=form)
+        dense.warn_of_unknown_words(queries, str(test_set.queries))
     depth = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
     rankings: dict[str, list[Ranking]] = {}
-    for system, retriever in retrievers.items():
-        found = retriever.retrieve(queries, depth + options.skip_same_id)
+    for system, side in sides.items():
+        found = side.retrieve(queries, depth + options.skip_same_id)
         rankings[system] = without_own_ids(questions, found, depth) if options.skip_same_id else found
     if "hybrid" in config.systems:
         rankings["hybrid"] = fusion.fuse(rankings["dense"], rankings["bm25"], config.n_docs)

@@ -22,7 +22,7 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.retrieval.hits import Hits, Place
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.retrieval.sides import Fusion, HybridRetriever, LexicalRetriever
+from dpr.retrieval.sides import Fusion, LexicalRetriever
 from dpr.retrieval.stored_corpus import StoredCorpus
 from tests.helpers.tiny import sentence
 from tests.unit.retrieval.conftest import World, searchable
@@ -80,13 +80,12 @@ class Fixed(LexicalRetriever):
 
 
 def test_places_on_both_sides_of_a_hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
-    hybrid = HybridRetriever(
-        Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0)), Fusion(weight=0.5, depth=3)
-    )
+    dense, lexical = Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0))
     retriever = Retriever.build(None, ["ka no"])
-    monkeypatch.setattr(retriever, "side", lambda mode: hybrid)
+    fusion = retriever.corpus.fusion = Fusion(weight=0.5, depth=3)
+    monkeypatch.setattr(retriever, "sides", lambda mode: {"dense": dense, "bm25": lexical})
     hits = retriever.search("?", 3)
-    assert shown(hits) == hybrid.retrieve(["?"], 3)[0]
+    assert shown(hits) == fusion.fuse([dense.ranking], [lexical.ranking], 3)[0]
     assert (hits[0].id, hits[0].score, hits[0].sides) == ("a", 0.5, {"dense": Place(1, 9.0), "bm25": None})
     assert {hit.id: hit.sides for hit in hits}["b"] == {"dense": Place(2, 7.0), "bm25": Place(2, 2.0)}
 
