@@ -30,7 +30,7 @@ from dpr.retrieval.sources import resolve_passage_sources
 from dpr.retrieval.stored_corpus import StoredCorpus
 from dpr.storage.checksums import content_sha256
 from dpr.storage.leftovers import remove
-from dpr.storage.outputs import held, lock_of
+from dpr.storage.outputs import lock_of, locked
 
 
 def build_in(
@@ -104,7 +104,7 @@ def add_to(
             " makes both"
         )
     folder = folder.absolute()  # as the paths that search.json states are read
-    with held(folder / FILE, file=lock_of(folder / FILE)):
+    with locked(folder / FILE, file=lock_of(folder / FILE)):
         old = corpus.settings
         if SearchSettings.read(folder).passages != old.passages:
             found = "names other passages than when it was opened"

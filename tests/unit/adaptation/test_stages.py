@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from dpr.adaptation import stages as module
+from dpr.adaptation.stages import RECORD, stages_in
 from dpr.core.errors import ConfigError, InputError, OutputError, StageError, StopRequested
 from dpr.core.settings import Settings
-from dpr.jobs import adapt as module
-from dpr.jobs.adapt import RECORD, stages_in
+from dpr.jobs.adapt import write_search
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Job:
     """The command ``write-text``, which remembers what it has made."""
 
     def __init__(self) -> None:
-        module.JOBS["write-text"] = self.run
+        self.jobs = {"write-text": self.run}
         self.made: list[str] = []
         self.before: Callable[[], Any] = lambda: None
 
@@ -46,7 +47,7 @@ class Job:
 
 def two(out: Path, job: Job, made_of: str = "one") -> None:
     """The stages a and b."""
-    with stages_in(out, {"corpus": made_of}, first="a") as stages:
+    with stages_in(out, {"corpus": made_of}, first="a", jobs=job.jobs) as stages:
         for name in ("a", "b"):
             stages.run(name, "", "write-text", Writing(str(out / name / "out.txt"), name), ["out.txt"])
 
@@ -88,10 +89,10 @@ def test_a_failure_passes_and_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_make_what_it_should_is_not_done(tmp_path: Path) -> None:
-    Job()
+    job = Job()
     with (
         pytest.raises(InputError, match=r"other\.txt: was not written"),
-        stages_in(tmp_path, {}, first="a") as stages,
+        stages_in(tmp_path, {}, first="a", jobs=job.jobs) as stages,
     ):
         stages.run("a", "", "write-text", Writing(str(tmp_path / "a" / "out.txt"), "x"), ["other.txt"])
     assert "outputs" not in json.loads((tmp_path / "a" / RECORD).read_text())
@@ -133,7 +134,7 @@ def test_torchrun_starts_what_several_processes_do(tmp_path: Path, started: list
     started.append(["import sys; sys.exit(3)"])
     with (
         pytest.raises(StageError, match="a ended with exit code 3") as error,
-        stages_in(tmp_path, {}, first="a") as stages,
+        stages_in(tmp_path, {}, first="a", jobs={}) as stages,
     ):
         stages.run("a", "", "write-text", Writing(text="x"), ["out.txt"], processes=2)
     assert error.value.exit_code == 3
@@ -154,7 +155,7 @@ def test_a_signal_is_passed_on_to_several_processes(tmp_path: Path, started: lis
     started.append([wait])
     with (
         pytest.raises(StopRequested, match=r"SIGUSR1\. Rerun the same command to resume"),
-        stages_in(tmp_path / "run", {}, first="a") as stages,
+        stages_in(tmp_path / "run", {}, first="a", jobs={}) as stages,
     ):
         stages.run("a", "", "write-text", Writing(text="x"), ["out.txt"], processes=2)
     assert told.exists()
@@ -234,8 +235,8 @@ def test_a_full_disk_under_the_index_of_words_is_said_as_such(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left"):
-        module.write_search(tmp_path, corpus, None)
+        write_search(tmp_path, corpus, None)
     monkeypatch.undo()
     corpus.write_text('{"_id": "1", "text": "?"}\n')
     with pytest.raises(InputError, match="no passage holds a word"):
-        module.write_search(tmp_path, corpus, None)
+        write_search(tmp_path, corpus, None)

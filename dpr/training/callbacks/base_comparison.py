@@ -13,10 +13,11 @@ from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
 from dpr.formats.results import is_baseline
 from dpr.storage.durable import read_json, write_json
-from dpr.training.metrics import Metrics, each_once
 from dpr.training.run import Callback, Run, checkpoint_name
 from dpr.training.validations.protocol import (
+    Metrics,
     Validation,
+    each_once,
     guard_limits,
     higher_is_better,
     run_validations,
@@ -70,7 +71,7 @@ class Comparison:
         return f"{verdict} {self.against} ({figures})"
 
 
-class Verdict(Callback):
+class BaseComparison(Callback):
     """Callback that compares the best checkpoint with the base model. It measures the base model by all
     validations that the run will reach (``run.progress.start_metrics``). At the end it reports in the log and
     in ``verdict.json`` whether the best checkpoint is better. It does not change training.
@@ -78,6 +79,8 @@ class Verdict(Callback):
     Checkpoints hold the values of each question for the compared metrics: of the base model, of the best
     checkpoint and of their own step.
     """
+
+    state_key = "Verdict"  # its name in checkpoints of all versions
 
     def __init__(self) -> None:
         self._values: dict[str, Values] = {}
@@ -215,7 +218,7 @@ def is_start_measured(run: Run) -> bool:
     if train.eval_at_start is False or run.model.is_random:
         return False
     num_texts = sum(each.num_texts(run.model) for each in ahead)
-    is_cheap = num_texts <= MOST_SHARE * _PASSES * run.plan.num_texts()
+    is_cheap = num_texts <= MOST_SHARE * _PASSES * run.num_texts()
     if not is_cheap:
         logger.info(
             "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does;"

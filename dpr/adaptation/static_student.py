@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from dpr.adaptation.linear_layer import draw_texts
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.core.logs import counted
@@ -21,7 +22,6 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import set_idf
 from dpr.models.pooling import IdfPooling
 from dpr.models.trials import is_static
-from dpr.training.linear_layer import draw_texts
 
 # Measured on eight collections (benchmarks/results/students.md).
 MOST_QUESTIONS = 10_000

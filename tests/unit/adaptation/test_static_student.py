@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from dpr.adaptation.static_student import learn_static
 from dpr.core.errors import ConfigError
 from dpr.data.pairs import PseudoPairs
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.training.static_student import learn_static
 from tests.helpers.tiny import static_folder, tiny_model
-from tests.unit.training.test_linear_layer import corpus
+from tests.unit.adaptation.test_linear_layer import corpus
 
 TEXTS = ["ba be bi", "bo bu", "ke ke ra ba be"]
 KINDS: dict[str, dict[str, Any]] = {

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from dpr.adaptation import linear_layer
+from dpr.adaptation.linear_layer import add_fitted_layer
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.data.pairs import PseudoPairs
 from dpr.models.biencoder import BiEncoder
-from dpr.training import linear_layer
-from dpr.training.linear_layer import add_fitted_layer
 from tests.helpers.tiny import sentence, tiny_model
 
 

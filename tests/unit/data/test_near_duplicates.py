@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpr.data.words import find_near_duplicates
+from dpr.data.near_duplicates import find_near_duplicates
 
 words = st.text(alphabet=string.ascii_lowercase, min_size=1, max_size=8)
 texts_of_ten = st.lists(words, min_size=10, max_size=40)
