@@ -111,7 +111,6 @@ COMMANDS: dict[str, Command] = {
 }
 _OTHER_JOBS = {
     "score": "mine.run_score",
-    "evaluate": "retrieve.evaluate",
     "new-encoder": "prepare.make_encoder",
     "report": "compare.report",
     "verify": "doctor.verify",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.stored_corpus import search_settings
 from tests.helpers.jobs import retrieve, verify
+from tests.helpers.patience import patient
 from tests.unit.retrieval.conftest import World, searchable
 
 
@@ -75,6 +78,18 @@ def test_without_a_question_it_reads_them_one_by_one(
     capsys.readouterr()
     assert main([str(run_folder), "-k", "1"]) == 0
     assert shown_ids(capsys.readouterr().out) == ["p001", "p002"]
+
+
+def test_a_search_by_words_imports_no_library_of_models(world: World) -> None:
+    program = (
+        "import sys; from dpr.cli.main import main; main(sys.argv[1:])\n"
+        "print({'torch', 'transformers', 'pyarrow', 'datasets', 'pandas'} & set(sys.modules), file=sys.stderr)"
+    )
+    command = ["search", "--corpus", world.path("corpus.tsv"), world.questions[7].text]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=patient(60)
+    )
+    assert "[p007]" in done.stdout and done.stderr.splitlines()[-1] == "set()"
 
 
 def test_a_corpus_alone_is_searched_by_words(world: World, capsys: pytest.CaptureFixture[str]) -> None:

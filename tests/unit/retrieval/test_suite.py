@@ -528,7 +528,7 @@ def test_a_set_is_not_sealed_without_the_files_that_a_full_disk_refused(
         raise OutputError(path, "No space left on device")
 
     line = [f"suite={beir / 'second'}", f"output_dir={tmp_path}", "n_docs=5"]
-    monkeypatch.setattr("dpr.jobs.retrieve.write_trec_run", full)
+    monkeypatch.setattr("dpr.jobs.evaluate.write_trec_run", full)
     assert main(line) == 3
     assert "No space left on device" in capfd.readouterr().err
     monkeypatch.undo()
