@@ -19,8 +19,7 @@ from dpr.core.logs import counted
 from dpr.data.pairs import PseudoPairs
 from dpr.formats.checkpoints import TokenFrequencies
 from dpr.models.biencoder import BiEncoder
-from dpr.models.encoder import set_idf
-from dpr.models.pooling import IdfPooling
+from dpr.models.pooling import IdfPooling, set_idf
 from dpr.models.trials import is_static
 
 # Measured on eight collections (benchmarks/results/students.md).

@@ -1,5 +1,5 @@
-"""Reader and writer of sentence-transformers folders: the modules that the texts of each side pass, and the
-settings of vectors and texts beside them. ``dpr.models.model_folders`` reads the modules with weights.
+"""Reader and writer of what a sentence-transformers folder states: the modules that the texts of each side
+pass, and the settings of vectors and texts beside them. ``sentence_transformers`` reads the weights.
 
 Each setting is applied or refused: a folder whose vectors would differ from the library's is not read.
 """
