@@ -118,11 +118,7 @@ def test_a_question_of_something_else_is_said_to_have_no_answer_here(
 
 @pytest.mark.parametrize(
     ("given", "mode"),
-    [
-        ("--model MODEL", "dense"),
-        ("--vectors VECTORS", "dense"),
-        ("--mode hybrid --model MODEL", "hybrid"),
-    ],
+    [("--model MODEL", "dense"), ("--vectors VECTORS", "dense"), ("--mode hybrid --model MODEL", "hybrid")],
 )
 def test_what_lacks_a_model_or_vectors_is_not_searched_by_words_instead(
     world: World, given: str, mode: str, capsys: pytest.CaptureFixture[str]

@@ -59,13 +59,7 @@ def test_every_weight_has_the_value_of_fusing_and_judging_with_it(k: int) -> Non
 
 
 def values(made: dict[str, Any], evaluator: Evaluator, metric: str) -> dict[float, float]:
-    return weight_values(
-        evaluator,
-        made["dense"],
-        made["lexical"],
-        metric=metric,
-        passages=made["passages"],
-    )
+    return weight_values(evaluator, made["dense"], made["lexical"], metric=metric, passages=made["passages"])
 
 
 def test_with_answers_alone_their_accuracy_is_compared() -> None:

@@ -136,10 +136,7 @@ def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path,
         {"k": 3, "filter": {"ids": ["p001", "p002"]}},
         {"k": 3, "filter": {"metadata": {"none": 1}}},
     ]
-    with (
-        ThreadPoolExecutor(9) as pool,
-        served({"run": run_folder}, before=note, modes="dense") as client,
-    ):
+    with ThreadPoolExecutor(9) as pool, served({"run": run_folder}, before=note, modes="dense") as client:
 
         def ask(body: dict[str, Any]) -> Any:
             body = body | {"queries": [question], "index": "run:dense", "texts": False}

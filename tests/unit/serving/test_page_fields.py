@@ -165,10 +165,7 @@ def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
         assert page.look(
             "[document.querySelector('#name-left').innerText,"
             " document.querySelector('#name-right').innerText]"
-        ) == [
-            left,
-            right,
-        ]
+        ) == [left, right]
 
 
 def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page: Browser) -> None:

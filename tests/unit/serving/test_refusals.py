@@ -87,13 +87,7 @@ def test_what_is_not_there_is_404_and_says_what_is(client: Any) -> None:
     answer = client.post("/search", json={"queries": ["ka"], "index": "other"})
     assert answer.status_code == 404
     assert "/info lists run, run:bm25" in answer.json()["error"]
-    for path in (
-        "/v1/run/search?query=ka",
-        "/reload",
-        "/nothing",
-        "/page/none.js",
-        "/page/../settings.py",
-    ):
+    for path in ("/v1/run/search?query=ka", "/reload", "/nothing", "/page/none.js", "/page/../settings.py"):
         answer = client.get(path)
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), path
     refused = client.get("/search")
@@ -138,10 +132,7 @@ def test_a_full_service_says_when_to_come_again(
         batches.append(len(questions))
         gate.wait(60)
 
-    with (
-        ThreadPoolExecutor(4) as pool,
-        served({"run": run_folder}, before=note, modes="bm25") as client,
-    ):
+    with ThreadPoolExecutor(4) as pool, served({"run": run_folder}, before=note, modes="bm25") as client:
         body = {"queries": [world.questions[0].text]}
         waiting = [pool.submit(client.post, "/search", json=body)]
         wait_until(lambda: batches)  # else one batch could take both
