@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.machine import launched
-from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.evaluator import Evaluator, without_own_ids
 from dpr.evaluation.ranking_metrics import (
@@ -124,12 +123,16 @@ def run(config: RetrievalConfig) -> None:
         weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
         why = "as set"
         if config.tune_hybrid_weight:
-            matched = require_passages(
-                sources, passages_in(found["dense"] + found["bm25"]) if answer_match else ()
-            )
-            tried_weights = weight_values(
-                evaluator, found["dense"], found["bm25"], metric=config.tune_metric, passages=matched
-            )
+            if config.tune_metric not in (names := evaluator.names()):
+                raise ConfigError(
+                    f"tune_metric={config.tune_metric} is not measured here; choose one of"
+                    f" {', '.join(names) or 'none'}"
+                )
+            hits = passages_in(found["dense"] + found["bm25"]) if answer_match else set()
+            matched = require_passages(sources, hits)
+            for weight in counted(WEIGHTS, "choosing the weight", unit="weights"):
+                fused = fuse_linear(found["dense"], found["bm25"], weight=weight, k=config.n_docs)
+                tried_weights[weight] = evaluator.evaluate(fused, matched).metrics[config.tune_metric]
             shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
             logger.info("hybrid_weight: %s", shown)
             weight = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
@@ -197,33 +200,6 @@ def run(config: RetrievalConfig) -> None:
         names = [name for name in shown_names() if name in metrics] or list(metrics)
         print(f"{question_set.name}, {len(questions)} questions")
         print(format_table({label: metrics}, {name: name for name in names}))
-
-
-def weight_values(
-    evaluator: Evaluator,
-    dense: Sequence[Ranking],
-    lexical: Sequence[Ranking],
-    *,
-    metric: str,
-    passages: Mapping[str, Passage],
-) -> dict[float, float]:
-    """Returns ``metric`` of the fused rankings for each weight of a linear hybrid.
-
-    Args:
-        passages: passages with their texts, if answers are matched.
-
-    Raises:
-        ConfigError: the metric is not measured here.
-    """
-    if metric not in (names := evaluator.names()):
-        raise ConfigError(
-            f"tune_metric={metric} is not measured here; choose one of {', '.join(names) or 'none'}"
-        )
-    values = {}
-    for weight in counted(WEIGHTS, "choosing the weight", unit="weights"):
-        fused = fuse_linear(dense, lexical, weight=weight, k=evaluator.num_docs)
-        values[weight] = evaluator.evaluate(fused, passages).metrics[metric]
-    return values
 
 
 def require_relevant(evaluator: Evaluator, sources: Sequence[PassageSource]) -> None:
