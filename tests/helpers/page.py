@@ -23,6 +23,11 @@ def opened_again(page: Browser) -> None:
     page.wait("document.querySelector('#left option')")
 
 
+def text_of(page: Browser, selector: str) -> str:
+    """The text of the first element."""
+    return page.look(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
 def ids(page: Browser, column: str) -> list[str]:
     return page.look(f"[...document.querySelectorAll('#hits-{column} .hit')].map(hit => hit.dataset.id)")
 

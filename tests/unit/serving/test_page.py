@@ -18,7 +18,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, contrast, ids, opened_again
+from tests.helpers.page import ask, contrast, ids, opened_again, text_of
 from tests.helpers.serving import listening
 from tests.unit.retrieval.conftest import World
 
@@ -90,22 +90,20 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
                 else "same rank"
             )
     both = len(set(lists["left"]) & set(lists["right"]))
-    assert page.look("document.querySelector('#status').textContent").startswith(
-        f"{both} of the first 10 passages are in both columns"
-    )
+    assert text_of(page, "#status").startswith(f"{both} of the first 10 passages are in both columns")
     marks = page.look(
         "[...document.querySelectorAll('#hits-left .hit:first-child .text:not(.whole) mark')].map(mark =>"
         " mark.textContent)"
     )
     assert {mark.lower() for mark in marks} <= set(question.lower().rstrip("?").split()) and len(marks) >= 4
-    metadata = page.look("document.querySelector('#hits-right .facts').textContent")
+    metadata = text_of(page, "#hits-right .facts")
     assert (
         "dense #" in metadata
         and "BM25 #" in metadata
         and "in common: " in metadata
         and "corpus.tsv" in metadata
     )
-    assert page.look("document.querySelector('#time-left').textContent").endswith(" ms")
+    assert text_of(page, "#time-left").endswith(" ms")
 
     page.look(
         "document.querySelector('#right').value = 'run:dense';"
@@ -146,10 +144,8 @@ def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: 
         page.wait("document.querySelectorAll('#left option').length == 4")
         page.look("document.querySelector('#left').value = 'run:dense'")
         ask(page, world.questions[1].text)
-        assert page.look("document.querySelector('#time-right').textContent").startswith(
-            "approximate, recall@10 0.938, "
-        )
-        assert page.look("document.querySelector('#time-left').textContent").startswith("approximate, ")
+        assert text_of(page, "#time-right").startswith("approximate, recall@10 0.938, ")
+        assert text_of(page, "#time-left").startswith("approximate, ")
     finally:
         page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
 
@@ -200,23 +196,21 @@ def test_no_text_becomes_markup(page: Browser, address: str) -> None:
         question = f"{text} zebra"
         ask(page, question, len(HOSTILE))
         assert page.look("document.querySelector('#question').value") == question
-        shown = page.look("document.querySelector('#hits-left').textContent")
+        shown = text_of(page, "#hits-left")
         assert all(hostile in shown for hostile in HOSTILE)
     page.look("document.querySelector('#hits-left .more').click()")
-    assert page.look("document.querySelector('#hits-left .whole').textContent").startswith("zebra ")
+    assert text_of(page, "#hits-left .whole").startswith("zebra ")
     new = set(
         page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))]")
     ) - set(tags)
     assert new <= {"LI", "DIV", "SPAN", "H3", "P", "MARK", "BUTTON", "A"}
-    assert page.look("document.querySelector('#hits-left .origin').textContent").startswith(
-        f"{HOSTILE[-1]}:3 \u00b7 under {HOSTILE[-1]}"
-    )
+    assert text_of(page, "#hits-left .origin").startswith(f"{HOSTILE[-1]}:3 \u00b7 under {HOSTILE[-1]}")
     links = page.look(
         "[...document.querySelectorAll('#hits-left a')].map(link => [link.protocol, link.host, link.rel,"
         " link.target])"
     )
     assert links == [["https:", "example.org", "noopener noreferrer nofollow", "_blank"]] * len(HOSTILE)
-    assert page.look("document.querySelector('#name-left').textContent") == name
+    assert text_of(page, "#name-left") == name
     page.open(
         f"{address}#q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&left=%3Cscript%3E&right=__proto__&k=constructor"
     )
@@ -293,11 +287,11 @@ def test_what_is_refused_is_said(page: Browser, run_folder: Path) -> None:
     page.type("x" * 8200)
     page.press("Enter")
     page.wait("document.querySelector('#status.bad')")
-    assert "at most 8192 characters" in page.look("document.querySelector('#status').textContent")
+    assert "at most 8192 characters" in text_of(page, "#status")
     with listening({"run": run_folder}, token="secret", modes="bm25") as address:
         page.open(address)
         page.wait("!document.querySelector('#login').hidden")
-        assert "no token" in page.look("document.querySelector('#status').textContent")
+        assert "no token" in text_of(page, "#status")
         page.type("wrong")
         page.press("Enter")
         page.wait("document.querySelector('#status').textContent.includes('another token')")

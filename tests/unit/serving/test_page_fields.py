@@ -13,7 +13,7 @@ import pytest
 from dpr.embedding.source import PassageSource
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, contrast, ids, opened_again
+from tests.helpers.page import ask, contrast, ids, opened_again, text_of
 from tests.helpers.serving import listening
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -80,10 +80,8 @@ def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
     expected = {number for number in range(0, 30, 2) if number % 3 < 2}
     assert numbers(page) == numbers(page, "right") == expected
-    assert page.look("document.querySelector('summary').textContent") == "Filter (2)"
-    assert page.look("document.querySelector('#status').textContent").endswith(
-        "Searched among the passages that pass the filter."
-    )
+    assert text_of(page, "summary") == "Filter (2)"
+    assert text_of(page, "#status").endswith("Searched among the passages that pass the filter.")
     opened_again(page)
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
     assert numbers(page) == expected, "the address holds the filter"
@@ -146,7 +144,7 @@ def test_a_long_question_survives_the_address(page: Browser) -> None:
     page.look("document.querySelector('#question').select()")
     page.press("Backspace", "Enter")
     page.wait("document.querySelectorAll('.hit').length == 0")
-    assert page.look("document.querySelector('#status').textContent") == "30 passages."
+    assert text_of(page, "#status") == "30 passages."
 
 
 def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
