@@ -31,8 +31,8 @@ def open_dense(
     config: RetrievalConfig,
     sources: Sequence[PassageSource],
     *,
-    form: QuestionForm | None = None,
-    device: torch.device | str = "cpu",
+    form: QuestionForm,
+    device: torch.device,
     questions: Sequence[str] = (),
 ) -> DenseRetriever:
     """Opens the model of the settings and an index of its vectors. The recall of a new index is measured on
@@ -43,7 +43,7 @@ def open_dense(
             f"model_file is not set; indexer={kind} searches vectors, e.g. model_file=runs/first"
         )
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
-    agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
+    agreed = form.agreed(model.tensorizer.text)
     some = [questions[row] for row in held_back(len(questions))]
 
     def queries() -> np.ndarray:
@@ -68,20 +68,30 @@ def open_vector_index(
     """
     patterns = config.vector_patterns()
     shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
-    vectors = _with_prefixes(shards, patterns, sources)
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
+
+    # Ids get the prefix of their passage source. Patterns and sources are paired in order, as in DPR.
+    prefixes = [source.id_prefix for source in sources]
+    if any(prefixes) and len(prefixes) not in (1, len(patterns)):
+        message = f"ctx_datasets has {len(prefixes)} entries, encoded_ctx_files {len(patterns)}"
+        raise ConfigError(f"{message}; where an id_prefix is used, give one for each, in the same order")
     folder = Path(config.index_path) if config.index_path else None
-    identity = {}
-    if folder is not None:
-        identity["model_fingerprint"] = model.fingerprint
-        parts = []
-        for shard, item in zip(shards, vectors, strict=True):
-            prefix = item.prefix if isinstance(item, PrefixedSource) else ""
+    vectors: list[VectorSource] = []
+    made_of = []
+    for shard in shards:
+        prefix = ""
+        if any(prefixes):
+            position = next(n for n, pattern in enumerate(patterns) if shard.path in matching_paths(pattern))
+            prefix = prefixes[min(position, len(prefixes) - 1)]
+        vectors.append(PrefixedSource(shard, prefix) if prefix else shard)
+        if folder is not None:
             file = shard.path / MANIFEST if isinstance(shard, VectorShard) else shard.path
-            parts.append(f"{describe_file(file)['sha256']} {prefix}")
-        if parts:
-            identity["vectors"] = short_hash(*parts)
+            made_of.append(f"{describe_file(file)['sha256']} {prefix}")
+    identity = {} if folder is None else {"model_fingerprint": model.fingerprint}
+    if made_of:
+        identity["vectors"] = short_hash(*made_of)
+
     store = IndexStore(index_choice(config.indexer), folder, identity, corpora, model.device)
     index = store.load_or_build((lambda: vectors) if shards else None, questions=questions)
     if folder is not None and not shards:
@@ -125,21 +135,3 @@ def _open_vectors(
         model_file,
     )
     return files
-
-
-def _with_prefixes(
-    shards: Sequence[VectorShard | PickledVectors], patterns: Sequence[str], sources: Sequence[PassageSource]
-) -> Sequence[VectorSource]:
-    """Returns the shards, whose ids get the prefix of their passage source. Patterns and sources are paired
-    in order, as in DPR."""
-    if not any(source.id_prefix for source in sources):
-        return shards
-    if len(sources) not in (1, len(patterns)):
-        message = f"ctx_datasets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
-        raise ConfigError(f"{message}; where an id_prefix is used, give one for each, in the same order")
-    prefixed: list[VectorSource] = []
-    for shard in shards:
-        position = next(n for n, pattern in enumerate(patterns) if shard.path in matching_paths(pattern))
-        prefix = sources[min(position, len(sources) - 1)].id_prefix
-        prefixed.append(PrefixedSource(shard, prefix) if prefix else shard)
-    return prefixed
