@@ -26,14 +26,13 @@ from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 
 
-def dense(world: World, *more: str) -> list[str]:
-    vectors = world.path("vectors_*")
-    return [
-        f"model_file={world.path('model')}",
-        f"encoded_ctx_files=[{vectors}]",
-        f"qa_dataset={world.path('questions.jsonl')}",
-        *more,
-    ]
+@pytest.fixture(autouse=True)
+def in_the_folder_of_the_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world.folder)
+
+
+def dense(*more: str) -> list[str]:
+    return ["model_file=model", "encoded_ctx_files=[vectors_*]", "qa_dataset=questions.jsonl", *more]
 
 
 def metrics_of(path: Path) -> dict[str, float]:
@@ -42,9 +41,7 @@ def metrics_of(path: Path) -> dict[str, float]:
 
 def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: World, tmp_path: Path) -> None:
     out = tmp_path / "results.json"
-    assert (
-        main(dense(world, f"ctx_datatsets=[{world.path('corpus.tsv')}]", f"out_file={out}", "n_docs=7")) == 0
-    )
+    assert main(dense("ctx_datatsets=[corpus.tsv]", f"out_file={out}", "n_docs=7")) == 0
     model = world.model
     vectors, queries = (
         model.encode_passages(world.passages),
@@ -71,16 +68,16 @@ def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: Wo
 
 def test_a_metrics_file_has_every_metric_of_every_question(world: World, tmp_path: Path) -> None:
     """By judgements, which leave a question out, and by answers, which do not."""
-    qrels = read_qrels(world.path("qrels.tsv"))
+    qrels = read_qrels("qrels.tsv")
     del qrels["q3"]
     write_qrels(tmp_path / "qrels.tsv", qrels)
-    texts = [f"ctx_datasets=[{world.path('corpus.tsv')}]", "match=string", "n_docs=20"]
+    texts = ["ctx_datasets=[corpus.tsv]", "match=string", "n_docs=20"]
     files = [
         f"qrels={tmp_path / 'qrels.tsv'}",
         f"metrics_file={tmp_path / 'm.json'}",
         f"trec_run_file={tmp_path / 'm.run'}",
     ]
-    assert main(dense(world, *texts, *files)) == 0
+    assert main(dense(*texts, *files)) == 0
     stored = read_metrics(tmp_path / "m.json")
     assert stored.each is not None
     assert stored.each.ids == [question.id for question in world.questions]
@@ -99,23 +96,23 @@ def test_a_metrics_file_has_every_metric_of_every_question(world: World, tmp_pat
     assert 0 < stored.metrics["mrr@20"] < 1, "a metric that is 0 or 1 would agree by itself"
 
 
-def test_a_faiss_index_is_built_once_and_used_again(world: World, tmp_path: Path) -> None:
+def test_a_faiss_index_is_built_once_and_used_again(tmp_path: Path) -> None:
     runs = [tmp_path / "exact.run", tmp_path / "built.run", tmp_path / "loaded.run"]
     faiss = ["indexer=flat", f"index_path={tmp_path / 'index'}"]
-    assert main(dense(world, f"trec_run_file={runs[0]}", "n_docs=5")) == 0
-    assert main(dense(world, f"trec_run_file={runs[1]}", "n_docs=5", *faiss)) == 0
+    assert main(dense(f"trec_run_file={runs[0]}", "n_docs=5")) == 0
+    assert main(dense(f"trec_run_file={runs[1]}", "n_docs=5", *faiss)) == 0
     manifest = tmp_path / "index" / "manifest.json"
     written = manifest.stat().st_mtime_ns
-    assert main(dense(world, f"trec_run_file={runs[2]}", "n_docs=5", *faiss)) == 0
+    assert main(dense(f"trec_run_file={runs[2]}", "n_docs=5", *faiss)) == 0
     assert manifest.stat().st_mtime_ns == written
     assert runs[2].read_text() == runs[1].read_text()
     assert runs[1].read_text() == runs[0].read_text()
 
 
-def test_bm25_needs_no_model_and_finds_the_passages_of_the_words(world: World, tmp_path: Path) -> None:
+def test_bm25_needs_no_model_and_finds_the_passages_of_the_words(tmp_path: Path) -> None:
     line = ["indexer=bm25", f"metrics_file={tmp_path / 'm.json'}", "n_docs=20"]
-    line += [f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datasets={world.path('corpus.tsv')}"]
-    judged = [f"qrels={world.path('qrels.tsv')}", "match=qrels", f"bm25_index_path={tmp_path / 'bm25'}"]
+    line += ["qa_dataset=questions.jsonl", "ctx_datasets=corpus.tsv"]
+    judged = ["qrels=qrels.tsv", "match=qrels", f"bm25_index_path={tmp_path / 'bm25'}"]
     found = []
     for more in (judged, judged, ["match=string"]):
         assert main([*line, *more]) == 0
@@ -125,17 +122,17 @@ def test_bm25_needs_no_model_and_finds_the_passages_of_the_words(world: World, t
 
 
 def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_takes_the_best_of_all(
-    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    line = [f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}", "match=qrels"]
+    line = ["ctx_datasets=[corpus.tsv]", "qrels=qrels.tsv", "match=qrels"]
     line += ["n_docs=60", f"metrics_file={tmp_path / 'm.json'}"]
 
     def mrr(*arguments: str) -> float:
         assert main([*arguments, *line]) == 0
         return metrics_of(tmp_path / "m.json")["mrr@10"]
 
-    hybrid = [*dense(world), "hybrid=linear"]
-    alone = mrr(*dense(world)), mrr("indexer=bm25", f"qa_dataset={world.path('questions.jsonl')}")
+    hybrid = [*dense(), "hybrid=linear"]
+    alone = mrr(*dense()), mrr("indexer=bm25", "qa_dataset=questions.jsonl")
     by_weight = {weight: mrr(*hybrid, f"hybrid_weight={weight}") for weight in (0, 0.25, 0.5, 1)}
     assert (by_weight[1], by_weight[0]) == pytest.approx(alone)
     assert mrr(*hybrid) > 0
@@ -157,30 +154,21 @@ def test_judgements_of_another_corpus_are_refused_or_a_loud_warning(
     world: World, tmp_path: Path, corpus: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_qrels(tmp_path / "qrels.tsv", {question.id: {"d1": 1} for question in world.questions})
-    texts = [f"ctx_datasets=[{world.path('corpus.tsv')}]"] if corpus else []
-    code = main(dense(world, f"qrels={tmp_path / 'qrels.tsv'}", "match=qrels", "n_docs=5", *texts))
+    texts = ["ctx_datasets=[corpus.tsv]"] if corpus else []
+    code = main(dense(f"qrels={tmp_path / 'qrels.tsv'}", "match=qrels", "n_docs=5", *texts))
     error = capfd.readouterr().err
     if corpus:
-        assert code == 3
-        assert (
-            "none of the 1 passages judged relevant is in the corpus: a passage judged relevant is 'd1',"
-            " the corpus begins with 'p000'" in error
-        )
-        assert "searched in" not in error
+        assert code == 3 and "searched in" not in error
+        assert "none of the 1 passages judged relevant is in the corpus" in error
+        assert "is 'd1', the corpus begins with 'p000'" in error
     else:
-        assert code == 0
-        assert "no passage judged relevant was retrieved for any question" in error
+        assert code == 0 and "no passage judged relevant was retrieved for any question" in error
 
 
 def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: World, tmp_path: Path) -> None:
-    options = [f"datasets.mine.file={world.path('questions.jsonl')}", "datasets.mine.special_query_token=ba"]
+    options = ["datasets.mine.file=questions.jsonl", "datasets.mine.special_query_token=ba"]
     options.append("datasets.mine.query_special_suffix=' bu?'")
-    arguments = dense(
-        world,
-        f"ctx_datasets=[{world.path('corpus.tsv')}]",
-        "n_docs=3",
-        f"out_file={tmp_path / 'results.json'}",
-    )
+    arguments = dense("ctx_datasets=[corpus.tsv]", "n_docs=3", f"out_file={tmp_path / 'results.json'}")
     arguments[2] = "qa_dataset=mine"
     assert main([*arguments, *options, "encoder_path=ctx_model"]) == 0
     model = world.model
@@ -196,8 +184,8 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
 def test_a_selector_moves_where_the_question_vector_is_read(
     world: World, tmp_path: Path, selector: str
 ) -> None:
-    options = [f"datasets.mine.file={world.path('questions.jsonl')}", f"datasets.mine.selector={selector}"]
-    arguments = dense(world, *options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
+    options = ["datasets.mine.file=questions.jsonl", f"datasets.mine.selector={selector}"]
+    arguments = dense(*options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
     arguments[2] = "qa_dataset=mine"
     assert main(arguments) == 0
     model = world.model
@@ -211,70 +199,50 @@ def test_a_selector_moves_where_the_question_vector_is_read(
     assert np.abs(queries - first_tokens).max() > 0.01, "another position gives another vector"
 
 
-def test_ids_get_the_prefix_of_their_source(world: World, tmp_path: Path) -> None:
-    options = [f"ctx_sources.mine.file={world.path('corpus.tsv')}", "ctx_sources.mine.id_prefix='wiki:'"]
+def test_ids_get_the_prefix_of_their_source(tmp_path: Path) -> None:
+    options = ["ctx_sources.mine.file=corpus.tsv", "ctx_sources.mine.id_prefix='wiki:'"]
     out = tmp_path / "results.json"
-    assert main(dense(world, "ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
+    assert main(dense("ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
     assert all(
         hit.id.startswith("wiki:p") and hit.text for result in read_results(out) for hit in result.hits
     )
 
 
-def test_vectors_of_another_model_are_refused(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vectors_of_another_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with durable_folder(tmp_path / "other") as folder:
         tiny_model(tmp_path / "encoder", seed=5, dtype=torch.float32).write_to(folder)
-    arguments = dense(world)
+    arguments = dense()
     arguments[0] = f"model_file={tmp_path / 'other'}"
     assert main(arguments) == 3
     assert "vectors of another model" in capsys.readouterr().err
 
 
-def test_an_index_of_other_vectors_is_refused(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = ["indexer=hnsw", f"index_path={tmp_path / 'index'}"]
-    assert main(dense(world, *index)) == 0
+    assert main(dense(*index)) == 0
     manifest = read_manifest(tmp_path / "index")
     manifest["metadata"]["source"]["vectors"] = "others"
     write_manifest(tmp_path / "index", manifest["metadata"], files=manifest["files"])
-    assert main(dense(world, *index)) == 3
+    assert main(dense(*index)) == 3
     assert "was built with vectors 'others'" in capsys.readouterr().err
 
 
 def test_the_corpus_is_read_once_before_the_search_and_once_behind_it(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
     real = PassageSource.read
-    monkeypatch.setattr(
-        PassageSource, "read", lambda self, *bounds: read.append(self.file) or real(self, *bounds)
-    )
-    corpus, qrels = f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}"
-    assert main(dense(world, corpus, qrels, f"out_file={tmp_path / 'results.json'}")) == 0
-    assert (
-        len(read) == 3
-    )  # the first passage, those that are judged relevant, and the texts of what was found
+    monkeypatch.setattr(PassageSource, "read", lambda self, *bounds: read.append(self) or real(self, *bounds))
+    out = f"out_file={tmp_path / 'results.json'}"
+    assert main(dense("ctx_datasets=[corpus.tsv]", "qrels=qrels.tsv", out)) == 0
+    assert len(read) == 3, "the first passage, those that are judged relevant, and the texts of the hits"
 
 
-def test_what_does_not_fit_together_is_reported(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "qrels.tsv").write_text("q0\tp000\t1\nq0\tgone\t1\nq1\tp001\t0\nnobody\tp002\t1\n")
-    corpus = f"ctx_datasets=[{world.path('corpus.tsv')}]"
-    assert (
-        main(
-            dense(
-                world,
-                corpus,
-                f"qrels={tmp_path / 'qrels.tsv'}",
-                "match=qrels",
-                f"metrics_file={tmp_path / 'm.json'}",
-            )
-        )
-        == 0
-    )
+def test_what_does_not_fit_together_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    qrels = tmp_path / "qrels.tsv"
+    qrels.write_text("q0\tp000\t1\nq0\tgone\t1\nq1\tp001\t0\nnobody\tp002\t1\n")
+    files = [f"qrels={qrels}", f"metrics_file={tmp_path / 'm.json'}"]
+    assert main(dense("ctx_datasets=[corpus.tsv]", "match=qrels", *files)) == 0
     line = next(line for line in capsys.readouterr().err.splitlines() if "judgements:" in line)
     assert (
         "1 questions evaluated; 10 without judgements left out; 1 without a relevant passage left out" in line
@@ -289,7 +257,7 @@ def test_what_does_not_fit_together_is_reported(
         ({"qa_dataset": "nq_tset"}, 2, "did you mean nq_test"),
         ({"qa_dataset": "nq_test"}, 2, "it is published at https://"),
         ({"encoded_ctx_files": "[nowhere_*]"}, 3, "no vectors found"),
-        ({"encoded_ctx_files": "{world}/vectors_1"}, 3, "of 2 shards, these are missing: 0"),
+        ({"encoded_ctx_files": "vectors_1"}, 3, "of 2 shards, these are missing: 0"),
         ({"encoded_ctx_files": "null"}, 2, "encoded_ctx_files is not set"),
         ({"model_file": "null"}, 2, "model_file is not set"),
         ({"match": "string"}, 2, "ctx_datasets"),
@@ -297,26 +265,27 @@ def test_what_does_not_fit_together_is_reported(
         ({"out_file": "x.json"}, 2, "ctx_datasets is not set"),
         ({"hybrid": "linear"}, 2, "ctx_datasets is not set"),
         ({"hybrid": "both"}, 2, "choose one of none, linear"),
+        ({"hybrid": "linear", "indexer": "bm25", "ctx_datasets": "corpus.tsv"}, 2, "searches texts itself"),
         ({"indexer": "ivfpq"}, 2, "no such option"),
         ({"encoder_path": "reader"}, 2, "question_model, ctx_model"),
         ({"n_doc": "3"}, 2, "did you mean n_docs"),
     ],
 )
 def test_mistakes_are_named(
-    world: World, changes: dict[str, str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = dict(argument.split("=", 1) for argument in dense(world)) | changes
-    line = [f"{key}={value}".replace("{world}", str(world.folder)) for key, value in arguments.items()]
+    arguments = dict(argument.split("=", 1) for argument in dense()) | changes
+    line = [f"{key}={value}" for key, value in arguments.items()]
     assert main(line) == code
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
 
 
 def test_questions_without_judgements_are_refused_before_the_search(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_questions(tmp_path / "others.jsonl", [Question("ba be", "unknown")])
-    arguments = dense(world, f"qrels={world.path('qrels.tsv')}")
+    arguments = dense("qrels=qrels.tsv")
     arguments[2] = f"qa_dataset={tmp_path / 'others.jsonl'}"
     assert main(arguments) == 3
     assert "no question of" in (error := capsys.readouterr().err)
@@ -324,50 +293,38 @@ def test_questions_without_judgements_are_refused_before_the_search(
 
 
 def test_an_id_that_a_trec_run_cannot_hold_is_refused_after_all_else_is_written(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_questions(tmp_path / "questions.jsonl", [Question("ba be", "a question")])
-    line = dense(
-        world, f"out_file={tmp_path / 'out.json'}", f"trec_run_file={tmp_path / 'run'}", "match=none"
-    )
+    line = dense(f"out_file={tmp_path / 'out.json'}", f"trec_run_file={tmp_path / 'run'}", "match=none")
     line[2] = f"qa_dataset={tmp_path / 'questions.jsonl'}"
-    assert main([*line, f"ctx_datasets=[{world.path('corpus.tsv')}]"]) == 3
+    assert main([*line, "ctx_datasets=[corpus.tsv]"]) == 3
     assert "the id 'a question' is empty or holds white space" in capsys.readouterr().err
     assert (tmp_path / "out.json").exists() and not (tmp_path / "run").exists()
 
 
 def test_several_processes_are_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(key, value)
-    assert main(dense(world)) == 2
+    assert main(dense()) == 2
     assert "one process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("judged_by", ["string", "both"])
-def test_stored_ranks_give_the_accuracy_at_every_cut_off(
-    world: World, tmp_path: Path, judged_by: str
-) -> None:
+def test_stored_ranks_give_the_accuracy_at_every_cut_off(tmp_path: Path, judged_by: str) -> None:
+    wanted = ["qrels=qrels.tsv"] if judged_by == "both" else []
     file = tmp_path / "metrics.json"
-    wanted = [f"qrels={world.path('qrels.tsv')}"] if judged_by != "string" else []
     assert (
         main(
-            dense(
-                world,
-                f"ctx_datatsets=[{world.path('corpus.tsv')}]",
-                f"metrics_file={file}",
-                "n_docs=20",
-                "match=string",
-                *wanted,
-            )
+            dense("ctx_datatsets=[corpus.tsv]", f"metrics_file={file}", "n_docs=20", "match=string", *wanted)
         )
         == 0
     )
     run = Retrieval("dense", read_metrics(file))
     curve = dict(run.accuracy_curve())
-    assert sum(run.rank_counts) == len(world.questions)
-    assert {k: curve[k] for k in (1, 5, 10, 20)} == pytest.approx(
-        {k: run.file.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)}
-    )
+    assert sum(run.rank_counts) == 12
+    for k in (1, 5, 10, 20):
+        assert curve[k] == pytest.approx(run.file.metrics[f"accuracy@{k}"])
     assert 0 < curve[1] < curve[20]
