@@ -62,15 +62,6 @@ def test_a_moved_folder_still_answers(
     assert shown_ids(capsys.readouterr().out) == ["p005"]
 
 
-def test_modes_search_differently(run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = {}
-    for mode in ("dense", "bm25", "hybrid"):
-        capsys.readouterr()
-        assert main([str(run_folder), world.questions[0].text, "--mode", mode, "-k", "3"]) == 0
-        answers[mode] = shown_ids(capsys.readouterr().out)
-    assert answers["bm25"] == answers["hybrid"] != answers["dense"]
-
-
 def test_without_a_question_it_reads_them_one_by_one(
     run_folder: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,14 +50,8 @@ def beir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(world: World, out: Path, suite: Path, *more: str) -> list[str]:
-    return [
-        f"suite={suite}",
-        f"model_file={world.path('model')}",
-        f"output_dir={out}",
-        "n_docs=20",
-        "no_cuda=true",
-        *more,
-    ]
+    line = f"suite={suite} model_file={world.path('model')} output_dir={out} n_docs=20 no_cuda=true"
+    return [*line.split(), *more]
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +76,8 @@ def test_one_command_evaluates_a_run(
     assert results["sets"] == ["first"] and Path(results["model_file"]) == world.folder / "model"
     vectors = sorted((run / "evaluation" / "cache").glob("first-*_0/manifest.json"))
     times = [path.stat().st_mtime_ns for path in vectors]
-    assert (
-        len(vectors) == 1
-        and main([f"run={run}", f"set={beir / 'first'}", "no_cuda=true", "n_docs=10", "overwrite=true"]) == 0
-    )
+    again = ["no_cuda=true", "n_docs=10", "overwrite=true"]
+    assert len(vectors) == 1 and main([f"run={run}", f"set={beir / 'first'}", *again]) == 0
     assert [path.stat().st_mtime_ns for path in vectors] == times
 
     prepared = tmp_path / "prepared"
@@ -97,18 +89,13 @@ def test_one_command_evaluates_a_run(
     shutil.copy(world.folder / "qrels.tsv", prepared / "test_qrels.tsv")
     assert read_suite(prepared)[0].corpus.name == "evaluation_corpus.jsonl"
 
-    pairs = [
-        (question, world.passages[number], world.passages[number + 20])
+    samples = [
+        TrainingSample(question.text, (world.passages[number],), (world.passages[number + 20],))
         for number, question in enumerate(world.questions)
     ]
-    write_training_set(
-        tmp_path / "dev.json",
-        [TrainingSample(question.text, (right,), (wrong,)) for question, right, wrong in pairs],
-    )
-    assert (
-        main([f"run={run}", f"set={tmp_path / 'dev.json'}", f"output_dir={tmp_path / 'dev'}", "no_cuda=true"])
-        == 0
-    )
+    write_training_set(tmp_path / "dev.json", samples)
+    given = [f"set={tmp_path / 'dev.json'}", f"output_dir={tmp_path / 'dev'}", "no_cuda=true"]
+    assert main([f"run={run}", *given]) == 0
     (made,) = (tmp_path / "dev" / "cache").glob("dev-*/corpus.jsonl")
     assert len(made.read_text().splitlines()) == 24
     assert read_metrics(tmp_path / "dev" / "dev" / "bm25.json").metrics["accuracy@5"] > 0.9
@@ -129,24 +116,17 @@ def test_questions_with_answers_need_no_judgements(
     (folder / "queries.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     line = [f"model_file={world.folder / 'model'}", "no_cuda=true", "n_docs=20"]
     assert main([*line, f"set={folder}", f"output_dir={tmp_path / 'out'}"]) == 0
-    heading, *rows = [
-        text
-        for text in capsys.readouterr().out.splitlines()
-        if "top-20" in text or text.startswith("answers")
-    ]
-    assert heading.split() == ["top-20", "top-1"] and len(rows) == 3
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["top-20", "top-1"] in printed and sum(line[:1] == ["answers,"] for line in printed) == 3
     by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
     assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
-    shutil.copytree(folder, folder.with_name("judged"))
-    (folder.with_name("judged") / "qrels").mkdir()
-    right = {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)}
-    write_qrels(folder.with_name("judged") / "qrels" / "test.tsv", right)
+    qrels = shutil.copytree(folder, folder.with_name("judged")) / "qrels"
+    qrels.mkdir()
+    write_qrels(qrels / "test.tsv", {str(row): {f"p{row:03d}": 1} for row in range(len(asked) - 1)})
     assert main([*line, f"suite={folder.parent}", f"output_dir={tmp_path / 'both'}"]) == 0
     judged = read_metrics(tmp_path / "both" / "judged" / "bm25.json")
-    assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, (
-        "every text is that of one passage"
-    )
-    assert "qrels.txt" not in {path.name for path in (tmp_path / "both" / "answers").iterdir()}
+    assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, "all texts differ"
+    assert not (tmp_path / "both" / "answers" / "qrels.txt").exists()
     figures = json.loads((tmp_path / "both" / "results.json").read_text())["figures"]
     assert "ndcg@10" in figures["judged"]["bm25"] and not figures.get("mean")
     (folder / "queries.csv").write_text("\n".join(f"{text}\t[]" for text, _ in asked), encoding="utf-8")
