@@ -13,7 +13,7 @@ import pytest
 from dpr.embedding.source import PassageSource
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, contrast, ids, opened_again, text_of
+from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -118,12 +118,11 @@ def test_a_filter_of_a_foreign_address_is_data(page: Browser, address: str) -> N
 def test_texts_from_right_to_left_without_titles_are_readable(page: Browser) -> None:
     question = f"{SHALOM} zebra"
     ask(page, question)
-    found = page.look("[...document.querySelectorAll('#hits-left .title')].map(title => title.textContent)")
-    assert found == ids(page, "left"), "an id stands where there is no title"
+    assert texts_of(page, "#hits-left .title") == ids(page, "left"), "an id stands where there is no title"
     way = page.look(
         "[...document.querySelectorAll('#hits-left .text')].map(text => getComputedStyle(text).direction)"
     )
-    texts = page.look("[...document.querySelectorAll('#hits-left .text')].map(text => text.textContent)")
+    texts = texts_of(page, "#hits-left .text")
     assert {text.startswith(SHALOM) for text in texts} == {True} and set(way) == {"rtl"}
     assert page.look("getComputedStyle(document.querySelector('#question')).direction") == "rtl"
     assert page.look(
@@ -150,11 +149,8 @@ def test_a_long_question_survives_the_address(page: Browser) -> None:
 def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
     ask(page, "zebra three")
     for left, right in (("one", "two"), ("three", "one"), ("two", "three")):
-        for column, value in (("left", left), ("right", right)):
-            page.look(
-                f"{{ const one = document.querySelector('#{column}'); one.value = '{value}';"
-                " one.dispatchEvent(new Event('change')) }"
-            )
+        choose(page, "left", left)
+        choose(page, "right", right)
         page.wait(
             f"document.querySelector('#hits-left .hit').dataset.id.startsWith('{left}') &&"
             " !document.querySelector('.stale')"
