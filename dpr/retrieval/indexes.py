@@ -37,16 +37,15 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
         raise ConfigError(
             f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]"
         )
-    # Words are searched without the prefix of texts that are embedded.
-    texts = (
-        [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources]
-        if path
-        else []
-    )
-    return IndexStore(choice, Path(path) if path else None, {"corpus": short_hash(*texts)}).load_or_build(
-        lambda: lexical_texts(sources)
-    )
+    store = IndexStore(choice)
+    if path:
+        # Words are searched without the prefix of texts that are embedded.
+        searched = [replace(source, passage_prefix="").identity() for source in sources]
+        made_of = short_hash(*(json.dumps(one, sort_keys=True) for one in searched))
+        store = IndexStore(choice, Path(path), {"corpus": made_of})
+    return store.load_or_build(lambda: lexical_texts(sources))
 
 
 def short_hash(*parts: str) -> str:
+    """Returns the identity of what an index is made of."""
     return text_sha256("\n".join(parts))[:32]
