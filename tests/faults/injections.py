@@ -195,6 +195,27 @@ def tell_weights() -> None:
     BiEncoderTrainer.train = train  # type: ignore[method-assign]
 
 
+def tell_times() -> None:
+    """Prints when training ends how long it took, and its saves."""
+    save, train = checkpointing.CheckpointFolder.save, BiEncoderTrainer.train
+    taken = list[float]()
+
+    def timed_save(*arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        found = save(*arguments, **options)
+        taken.append(time.perf_counter() - start)
+        return found
+
+    def timed_train(self: BiEncoderTrainer) -> Any:
+        start = time.perf_counter()
+        found = train(self)
+        print(f"times: {time.perf_counter() - start:.2f} s, of which {len(taken)} saves {sum(taken):.2f} s")
+        return found
+
+    checkpointing.CheckpointFolder.save = timed_save  # type: ignore[method-assign]
+    BiEncoderTrainer.train = timed_train  # type: ignore[method-assign]
+
+
 def tell_rows() -> None:
     """Prints the rows of each batch as they are collated; wants ``train.num_workers=0``."""
     from dpr.data.loader import PoolDataset
