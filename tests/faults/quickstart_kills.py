@@ -80,14 +80,14 @@ def start(
 def kill_once(
     run: Run, options: argparse.Namespace, out: Path, generator: random.Random, number: int
 ) -> bool:
-    """Kills a run at a random moment, and returns whether it still ran: one in four while it starts, the others after some of the steps that are
-    theirs if all are to get the same share, so that all kills meet the run."""
+    """Kills a run at a random moment, and returns whether it still ran. One in four is killed while it starts, the
+    others after some of the steps that are theirs if all are to get the same share."""
     if number % 4 == 3:
         time.sleep(generator.uniform(0, 1.0))
     else:
-        left = options.steps - max(saved_steps(out) if out.exists() else [0], default=0)
-        steps = generator.randint(1, max(1, min(left - 1, round(2 * options.steps / options.kills))))
-        run.wait_for(rf"(?s)(?: step \d+/.*){{{steps}}}", PATIENCE_S)
+        saved = max(saved_steps(out), default=0) if out.exists() else 0
+        share = min(options.steps - saved - 1, round(2 * options.steps / options.kills))
+        run.wait_for(rf" step {saved + generator.randint(1, max(1, share))}/", PATIENCE_S)
         time.sleep(generator.uniform(0, 0.5))
     run.kill()
     done = re.findall(r" step (\d+)/", run.text)
