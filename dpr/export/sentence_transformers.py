@@ -19,8 +19,8 @@ import torch
 from dpr.core.machine import no_downloads, require, version_of
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented
-from dpr.export.folders import (
-    Format,
+from dpr.export.formats import Format
+from dpr.export.towers import (
     Side,
     only_here,
     refuse,
@@ -33,9 +33,8 @@ from dpr.export.folders import (
     write_tower,
 )
 from dpr.models.biencoder import BiEncoder
-from dpr.models.model_folders import write_dense, write_module, write_table
-from dpr.models.pooling import RootIdfPooling
-from dpr.models.sentence_transformers import (
+from dpr.models.folders.dense import write_dense, write_module
+from dpr.models.folders.modules import (
     DENSE,
     NORMALIZE,
     POOLING,
@@ -49,6 +48,8 @@ from dpr.models.sentence_transformers import (
     write_library_settings,
     write_modules,
 )
+from dpr.models.folders.static_table import write_table
+from dpr.models.pooling import RootIdfPooling
 from dpr.models.trials import is_static
 from dpr.storage.durable import durable_file
 

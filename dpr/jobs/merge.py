@@ -14,12 +14,12 @@ from torch import Tensor
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.ranking_metrics import validated_names
-from dpr.export.folders import merged
+from dpr.export.merging import merged
 from dpr.export.settings import MergeConfig
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
-from dpr.models.model_folders import is_backbone
+from dpr.models.folders.layouts import is_backbone
 from dpr.models.settings import EncoderSettings
 from dpr.retrieval.suites import read_suite
 from dpr.storage.checksums import cache_root

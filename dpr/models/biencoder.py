@@ -40,19 +40,15 @@ from dpr.models.backbones import (
     load_backbone,
     local_model,
 )
-from dpr.models.encoder import (
-    Encoder,
-    begin_with_idf,
-    build_towers,
-    filler_tokens,
-    present,
-    table_beside,
-)
+from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.models.fast.streams import in_streams
-from dpr.models.sentence_transformers import described_model, prompts_of
+from dpr.models.folders.modules import described_model, prompts_of
+from dpr.models.model_parts import present
+from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
+from dpr.models.tower_building import build_towers, table_beside
 from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder
 
@@ -569,7 +565,7 @@ class BiEncoder(nn.Module):
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
             ConfigError: ``text`` differs from the text settings that the model was trained with.
         """
-        from dpr.models.model_folders import read_model  # readers of every library's folders
+        from dpr.models.folders.layouts import read_model  # readers of every library's folders
 
         refuse(others, "BiEncoder.load()")
         if settings is not None:
@@ -673,7 +669,7 @@ class BiEncoder(nn.Module):
         encoder and its Dense become the towers, one or two as in the model. Pooling, normalisation, prompts
         and lengths are the model's unless ``settings`` give others.
         """
-        from dpr.models.model_folders import read_model
+        from dpr.models.folders.layouts import read_model
 
         refuse(unknown, "BiEncoder.from_pretrained()")
         name_or_folder = with_home(str(name_or_folder))

@@ -1,30 +1,20 @@
-"""One tower: a Hugging Face encoder, pooling, an optional projection. Also the towers of a bi-encoder, built
-from the parts that readers of files and folders return, and checkpointed activations."""
+"""One tower: a Hugging Face encoder, pooling, an optional projection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
-from dpr.data.settings import TextSettings
-from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import SPACED_TITLE
-from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
-from dpr.models.adapters import Adapter, BaseModel, add_adapters
+from dpr.models.adapters import Adapter
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
-from dpr.models.pooling import IdfPooling, Pooling, RootIdfPooling, check_vectors, make_pooling
+from dpr.models.pooling import check_vectors, make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.settings import TowerOptions
 from dpr.models.trials import (
     LENGTHS,
     first_position,
@@ -197,116 +187,6 @@ class Encoder(nn.Module):
             vectors = vectors[:, : self.dimension]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
-
-
-logger = get_logger(__name__)
-
-
-class ModelParts(NamedTuple):
-    """Parts of a bi-encoder; ``weights`` by the toolkit's names, ``config`` of the backbone.
-
-    ``temperature`` is the stored fixed or initial one. ``stated`` names the text settings that are stored.
-    """
-
-    settings: EncoderSettings
-    config: Any
-    tensorizer: Tensorizer
-    weights: dict[str, Tensor]
-    temperature: float | None = None
-    learned_temperature: float | None = None
-    base: BaseModel | None = None
-    """Model that the weights belong to, if they are adapters."""
-    stated: frozenset[str] = frozenset()
-
-
-def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
-    """Applies the text settings to a new model's tensorizer; returns them, with a title template if the
-    tokenizer does not separate pairs."""
-    if not settings.title_template and not tensorizer.separates_titles:
-        settings = replace(settings, title_template=SPACED_TITLE)
-    tensorizer.present(settings.part(TextSettings))
-    return settings
-
-
-def build_towers(
-    make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
-) -> tuple[Encoder, Encoder]:
-    """Builds the question and the context tower, the same object if shared. ``base`` is the model that
-    ``make_backbone`` loads."""
-    make_tower = partial(
-        Encoder,
-        pooling=settings.pooling,
-        projection_dim=settings.projection_dim,
-        projection_activation=settings.projection_activation,
-        normalize=settings.normalize,
-        dimensions=settings.dimensions,
-        packed=options.packed,
-        attention=options.attention,
-    )
-    if settings.adapter != "none":
-        backbone = make_backbone()
-        adapters = add_adapters(backbone, base, settings)
-        towers = [make_tower(backbone, adapter=adapters[0])]
-        towers += [make_tower(backbone, adapter=adapter, fast=towers[0].fast) for adapter in adapters[1:]]
-    elif settings.static_questions:
-        ctx = make_tower(make_backbone())
-        towers = [table_beside(ctx, settings, options), ctx]
-    else:
-        # All backbones before the projections: random weights are drawn in this order.
-        backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
-        towers = [make_tower(backbone) for backbone in backbones]
-    return towers[0], towers[-1]
-
-
-def table_beside(ctx: Encoder, settings: EncoderSettings, options: TowerOptions) -> Encoder:
-    """Builds a question tower without layers: a row for each token of ``ctx``, as wide as the vectors of
-    ``ctx`` before they are cut, and the pooling ``idf``.
-
-    Raises:
-        ConfigError: ``ctx`` has no layers either.
-    """
-    # registers the family with transformers; most models have no table
-    from dpr.models.static import StaticBackbone, StaticConfig
-
-    if is_static(ctx.backbone):
-        raise ConfigError(
-            "encoder.static_questions=true, but the model of the passages is static itself; leave it out"
-        )
-    width = ctx.pooled_width if ctx.encode_proj is None else ctx.encode_proj.out_features
-    return Encoder(
-        StaticBackbone(StaticConfig(int(ctx.config.vocab_size), width, ctx.config.pad_token_id)),
-        pooling="idf",
-        normalize=settings.normalize,
-        packed=options.packed,
-        dimensions=settings.dimensions,
-    )
-
-
-def begin_with_idf(pooling: Pooling, folder: Path) -> None:
-    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder``
-    was made for, divided by their mean. So weights are of the order of 1, as learning rates expect.
-
-    Without frequencies the weights stay 1, with a warning.
-
-    Raises:
-        InputError: the frequencies are damaged or those of another vocabulary.
-    """
-    if not isinstance(pooling, IdfPooling):
-        return
-    frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
-    if frequencies is None:
-        message = "%s has no %s, so all token weights of encoder.pooling=idf begin with 1"
-        logger.warning(message, folder, TOKEN_FREQUENCIES_FILE)
-        return
-    set_idf(pooling, frequencies)
-
-
-@torch.no_grad()
-def set_idf(pooling: IdfPooling, frequencies: TokenFrequencies) -> None:
-    """Sets the weights to the inverse document frequencies, divided by their mean."""
-    idf = torch.from_numpy(frequencies.idf())
-    start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
-    pooling.token_weights.copy_(start / start.mean())
 
 
 def checkpoint_activations(towers: Sequence[Any]) -> None:

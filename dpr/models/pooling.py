@@ -3,6 +3,7 @@ and user-defined ones."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.user_classes import create_object
+from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.settings import POOLINGS as POOLINGS
 from dpr.models.trials import FAILURES, LENGTHS, TOLERANCE, pad_id, sample_batch, trial
 
@@ -181,6 +183,33 @@ def _means(hidden: Tensor, lengths: Tensor) -> Tensor:
     return torch.segment_reduce(
         hidden.to(torch.promote_types(hidden.dtype, torch.float32)), "mean", lengths=lengths, unsafe=True
     )
+
+
+def begin_with_idf(pooling: Pooling, folder: Path) -> None:
+    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder``
+    was made for, divided by their mean. So weights are of the order of 1, as learning rates expect.
+
+    Without frequencies the weights stay 1, with a warning.
+
+    Raises:
+        InputError: the frequencies are damaged or those of another vocabulary.
+    """
+    if not isinstance(pooling, IdfPooling):
+        return
+    frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
+    if frequencies is None:
+        message = "%s has no %s, so all token weights of encoder.pooling=idf begin with 1"
+        logger.warning(message, folder, TOKEN_FREQUENCIES_FILE)
+        return
+    set_idf(pooling, frequencies)
+
+
+@torch.no_grad()
+def set_idf(pooling: IdfPooling, frequencies: TokenFrequencies) -> None:
+    """Sets the weights to the inverse document frequencies, divided by their mean."""
+    idf = torch.from_numpy(frequencies.idf())
+    start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
+    pooling.token_weights.copy_(start / start.mean())
 
 
 def is_user_defined(name: str) -> bool:

@@ -17,8 +17,7 @@ from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pooling import MeanPooling
 from dpr.models.settings import EncoderSettings
-from dpr.training.metrics import Metrics
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import Metrics, Validation
 from tests.helpers.jobs import train as main
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import training_folder

@@ -51,13 +51,14 @@ def _import_everything() -> None:
     import dpr.jobs.embed
     import dpr.jobs.export
     import dpr.jobs.mine
+    import dpr.jobs.quickstart
     import dpr.jobs.retrieve
     import dpr.jobs.train
     import dpr.preparation.conversion
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
-    from dpr.training.metrics import matrix_peak
+    from dpr.training.device_speed import matrix_peak
 
     for command in COMMANDS.values():
         command.settings_class()
@@ -137,11 +138,11 @@ def _run(child: dict[str, Any], counts: dict[str, int]) -> int:
 
 def _make_short_trainings() -> None:
     """Of small encoders, in stages, which run in this process."""
-    from dpr.jobs import adapt
+    from dpr.adaptation import choices, stages
     from tests.helpers.small_stages import small_command_line
 
-    adapt.command_line = small_command_line
-    adapt.LEAST_PAIRS = 64
+    stages.command_line = small_command_line
+    choices.LEAST_PAIRS = 64
 
 
 def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:

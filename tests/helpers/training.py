@@ -13,9 +13,9 @@ from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import ReportPage
-from dpr.training.metrics import Metrics
+from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.run import Run
+from dpr.training.validations.protocol import Metrics
 
 DEFAULTS: dict[str, Any] = {
     "batch_size": 8,

@@ -23,10 +23,11 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from dpr.core.records import Passage, TrainingSample
 from dpr.core.settings import drop_unused
 from dpr.formats.training_sets import write_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets, run
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
-from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
+from dpr.training.command_settings import TrainCommand
+from dpr.training.settings import TrainNode
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Curve
@@ -170,8 +171,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
-    train = TrainSettings(
+def config_of(folder: Path, **changes: Any) -> TrainCommand:
+    train = TrainNode(
         batch_size=BATCH,
         dev_batch_size=4,
         hard_negatives=1,
@@ -189,7 +190,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
         val_av_rank_other_neg=2,
     )
     changes = changes or {"train_datasets": [str(folder / "train.json")]}
-    config = BiEncoderTrainConfig(
+    config = TrainCommand(
         model_file=str(folder / "x.cp"),
         output_dir=str(folder / "run"),
         compat="dpr",
@@ -202,7 +203,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
     return config
 
 
-def trained(folder: Path, config: BiEncoderTrainConfig) -> tuple[list[float], list[int]]:
+def trained(folder: Path, config: TrainCommand) -> tuple[list[float], list[int]]:
     """The curve, and the rows in the order they were trained on."""
     train_sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
     trainer = build_trainer(config, build_model(config), train_sets, [])

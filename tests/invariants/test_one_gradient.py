@@ -21,8 +21,8 @@ from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool, Term
 from dpr.models.biencoder import TowerOptions
-from dpr.training.assembly import make_loss
-from dpr.training.settings import LossSettings, TrainSettings
+from dpr.training.loss import make_loss
+from dpr.training.settings import LossSettings, TrainNode
 from dpr.training.trainer import make_step
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
@@ -106,14 +106,14 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     )
     if own := case.get("loss"):
         loss_function = own()
-    compute = TrainSettings(
+    compute = TrainNode(
         grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none")
     )
     step = make_step(model, loss_function, compute, ranks=ranks, device=torch.device("cpu"))
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
-        loss, correct = loss + result.loss_sum, correct + result.num_correct
+        loss, correct = loss + result.loss, correct + result.num_correct
     gradient = {
         name: full_tensor(parameter.grad).to_dense().clone()
         for name, parameter in model.named_parameters()

@@ -21,7 +21,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from tests.helpers.tiny import encoder_folder, make_samples
 from tests.helpers.training import assert_same_bits, stored
 

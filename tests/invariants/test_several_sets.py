@@ -78,7 +78,7 @@ def gradient_of_a_step(
     total, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
-        total, correct = total + result.loss_sum, correct + result.num_correct
+        total, correct = total + result.loss, correct + result.num_correct
     gradient = {
         name: parameter.grad.clone()
         for name, parameter in model.named_parameters()

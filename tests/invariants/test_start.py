@@ -21,10 +21,10 @@ from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import verdict
-from dpr.training.metrics import Metrics
-from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
-from dpr.training.validations.protocol import run_validations
+from dpr.training.callbacks import base_comparison
+from dpr.training.command_settings import TrainCommand
+from dpr.training.settings import TrainNode
+from dpr.training.validations.protocol import Metrics, run_validations
 from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
@@ -116,7 +116,7 @@ def test_a_resumed_run_does_not_measure_it_again(
     with pytest.raises(KeyboardInterrupt):
         trainer(folder, tmp_path, KilledAt(5), save_every_steps=1).train()
     before = lines(tmp_path)[0]
-    monkeypatch.setattr(verdict, "run_validations", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(base_comparison, "run_validations", lambda *_, **__: pytest.fail("measured again"))
     job = trainer(folder, tmp_path, save_every_steps=1)
     job.train()
     assert [line for line in lines(tmp_path) if line["step"] == 0] == [before]
@@ -161,5 +161,5 @@ def test_a_start_that_costs_too_much_is_named_in_the_log(
 
 
 def test_it_needs_a_validation() -> None:
-    config = BiEncoderTrainConfig(train_datasets="train.json", train=TrainSettings(eval_at_start=True))
+    config = TrainCommand(train_datasets="train.json", train=TrainNode(eval_at_start=True))
     assert "train.eval_at_start" in unused_keys(config)

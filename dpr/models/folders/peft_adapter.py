@@ -1,0 +1,98 @@
+"""Reader of a folder of peft: an adapter alone, without the model it belongs to."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import CheckpointError, InputError
+from dpr.data.tokenizer_files import check_files, load_tokenizer
+from dpr.formats import checkpoints
+from dpr.formats.json_records import is_finite_number
+from dpr.models.adapters import BaseModel
+from dpr.models.backbones import base_model, load_backbone, read_object, require_plain
+from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
+from dpr.storage.untrusted import describe
+
+WEIGHTS = "adapter_model.safetensors"
+NAME = "base_model.model.{layer}.{kind}.weight"
+"""Name of an adapter's matrix in its file; ``kind`` is lora_A or lora_B."""
+_CONFIG = "adapter_config.json"
+_NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
+# With any other value, an adapter would be more than two matrices beside every layer of a kind.
+_PLAIN = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "lora_bias": False,
+    "trainable_token_indices": None,
+    "layer_replication": None,
+}
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
+
+
+def is_adapter(folder: Path) -> bool:
+    """True if a folder holds an adapter alone, without the model it belongs to."""
+    check_files(folder)
+    return (folder / _CONFIG).is_file() and not list(folder.glob("model*.safetensors"))
+
+
+def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
+    """Reads the tower of an adapter. ``given`` names its base model in place of the name in its file.
+
+    Raises:
+        InputError: a file is absent or damaged, or the model it belongs to is not on this machine.
+        CheckpointError: the adapter is not plain LoRA.
+    """
+    file = folder / _CONFIG
+    stated = read_object(file)
+    require_plain(
+        stated, _PLAIN, file, "plain LoRA; merge_and_unload of peft makes a whole model of any other"
+    )
+    if not (folder / WEIGHTS).is_file():
+        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder)
+    layers = set()
+    weights = {}
+    ranks = set()
+    for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
+        parts = _NAME.fullmatch(name)
+        if parts is None or tensor.dim() != 2:
+            raise CheckpointError(
+                f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers"
+            )
+        layers.add(parts["layer"].rpartition(".")[2])
+        weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
+        if parts["kind"] == "lora_A":
+            ranks.add(tensor.shape[0])
+    rank = stated.get("r")
+    alpha: Any = stated.get("lora_alpha")
+    if type(rank) is not int or ranks != {rank} or not is_finite_number(alpha):
+        raise CheckpointError(
+            f"r is {describe(rank)} and lora_alpha {describe(alpha)}",
+            file=file,
+            expected=f"numbers; the weights have rank {sorted(ranks)}",
+        )
+    with base_model(given, stated.get("base_model_name_or_path"), file) as name:
+        backbone: Any = load_backbone(name)
+        has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
+        tokenizer = load_tokenizer(folder if has_tokenizer else name)
+    settings = {
+        "adapter": "lora",
+        "lora_rank": rank,
+        "lora_alpha": float(alpha) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
+        "lora_targets": ",".join(sorted(layers)),
+    }
+    return ForeignTower(
+        folder,
+        backbone.config,
+        tokenizer,
+        weights,
+        *backbone_metadata(backbone),
+        settings,
+        BaseModel(name, ""),
+    )
