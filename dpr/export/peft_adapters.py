@@ -9,8 +9,7 @@ from dpr.core.errors import InputError
 from dpr.export.folders import write_once
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
-from dpr.models.folders.peft_adapter import NAME
-from dpr.models.model_folders import WEIGHTS
+from dpr.models.folders.peft_adapter import NAME, WEIGHTS
 
 
 def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> None:
