@@ -123,13 +123,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def retrieve(world: Path, out: Path, *more: str, vectors: bool = True) -> int:
     model = [f"model_file={world / 'model'}", f"encoded_ctx_files=[{world / 'vectors_0'}]"] if vectors else []
-    texts = [
-        f"qa_dataset={world / 'questions.jsonl'}",
-        f"ctx_datasets=[{world / 'corpus.tsv'}]",
-        "match=none",
-        "no_cuda=true",
-    ]
-    return main(["retrieve", *model, *texts, "n_docs=7", f"trec_run_file={out}", *more])
+    texts = [f"qa_dataset={world / 'questions.jsonl'}", f"ctx_datasets=[{world / 'corpus.tsv'}]"]
+    how = ["match=none", "no_cuda=true", "n_docs=7"]
+    return main(["retrieve", *model, *texts, *how, f"trec_run_file={out}", *more])
 
 
 def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
