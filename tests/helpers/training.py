@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import full_tensor, sum_over_ranks
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.run import Run
+from dpr.training.step import Step
 from dpr.training.validations.protocol import Metrics
 
 DEFAULTS: dict[str, Any] = {
@@ -84,6 +87,24 @@ class KilledAt(Callback):
     def on_before_optimizer_step(self, run: Run) -> None:
         if run.progress.step + 1 == self.step:
             raise KeyboardInterrupt
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {
+        name: full_tensor(parameter.grad).to_dense().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> dict[str, Tensor]:
+    """Loss, number correct and gradient of one optimizer step, as every rank of a group sees them."""
+    loss, correct, questions = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+    for number, batch in enumerate(batches, 1):
+        result = step(batch, num_pools=len(batches), is_last=number == len(batches))
+        loss, correct, questions = loss + result.loss, correct + result.num_correct, questions + len(batch)
+    sums = {"loss": sum_over_ranks(loss) / sum_over_ranks(questions), "correct": sum_over_ranks(correct)}
+    return {**sums, **gradients(model)}
 
 
 def newest(run: Path) -> Path:
