@@ -126,10 +126,6 @@ def test_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "setup.py").read_text()
     extras = set(re.findall(r'(?m)^        "([\w-]+)": \[', text[text.index("extras_require") :]))
     # whose packages are those of other extras, or a model
-    assert {extra for extra, _ in doctor._EXTRAS.values()} == extras - {
-        "bench",
-        "interop",
-        "minilm",
-    }
+    assert {extra for extra, _ in doctor._EXTRAS.values()} == extras - {"bench", "interop", "minilm"}
     assert main(["doctor", "--rnu"]) == 2
     assert "'rnu' is not a setting; settings read key=value; did you mean run?" in capsys.readouterr().err

@@ -67,11 +67,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-FILES = {
-    "qa_dataset": "set/queries.jsonl",
-    "qrels": "set/qrels/test.tsv",
-    "ctx_datasets": "corpus.jsonl",
-}
+FILES = {"qa_dataset": "set/queries.jsonl", "qrels": "set/qrels/test.tsv", "ctx_datasets": "corpus.jsonl"}
 
 
 TRAIN = (
