@@ -106,11 +106,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
     write_passages(folder / "corpus.tsv", passages)
-    asked = [
-        (f"q{row}", " ".join(rng.sample(passages[row % 40].text.split(), 4)), passages[row % 40])
-        for row in range(520)
-    ]
-    write_questions(folder / "questions.jsonl", [Question(text, key, ()) for key, text, _ in asked[:10]])
+    asked = [" ".join(rng.sample(passage.text.split(), 4)) for passage in passages[:10]]
+    write_questions(folder / "questions.jsonl", [Question(text, f"q{row}") for row, text in enumerate(asked)])
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
     embed_shard(
