@@ -141,6 +141,14 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     capfd.readouterr()
     assert retrieve(world, tmp_path / "other.run", *own, "indexer.options.scale=2.0") == 3
     assert "was built with scale 1.0, expected 2.0" in capfd.readouterr().err
+    files = [
+        f"model_file={world / 'model'}",
+        f"ctx_src={world / 'corpus.tsv'}",
+        f"out_file={tmp_path}/vectors",
+    ]
+    assert main(["embed", *files, "out_dtype=float16", "no_cuda=true"]) == 0
+    others = f"encoded_ctx_files=[{tmp_path / 'vectors_0'}]"
+    assert retrieve(world, tmp_path / "other.run", *own, others) == 3, "the index is of other vectors"
     assert main(["verify", str(tmp_path / "index")]) == 0
     assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, (
         "a file does not make a class run"
