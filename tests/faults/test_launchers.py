@@ -138,7 +138,7 @@ def test_restart_in_place(case: Case, workshop: Workshop, undisturbed: dict[int,
 def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(3, fast=0):
         with trial:
-            slow = json.dumps([["slow_steps", {"seconds": 4.0}]])
+            slow = json.dumps([["slow_steps", {"seconds": patient(4 / 3)}]])  # a second start takes less
             with launched(workshop, trial.output_dir, *torchrun(), injections=slow) as (process, log):
                 wait_for(log, r"step 1/", process)
                 ranks = workers_of(process.pid)

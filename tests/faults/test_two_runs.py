@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dpr.storage import outputs
+from dpr.storage import locks
 from dpr.storage.leftovers import this_process
-from dpr.storage.outputs import LOCK_FILE, STALE_AFTER_S, locked
+from dpr.storage.locks import LOCK_FILE, STALE_AFTER_S, locked
 from tests.faults.conftest import Case
 from tests.faults.runs import Workshop, final_hash
 from tests.helpers.serving import wait_until
@@ -123,7 +123,7 @@ def test_a_rank_that_was_left_over(case: Case, workshop: Workshop, undisturbed: 
 def test_a_lock_shows_other_machines_that_its_holder_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "TOUCH_EVERY_S", 0.01)
+    monkeypatch.setattr(locks, "TOUCH_EVERY_S", 0.01)
     with locked(tmp_path):
         os.utime(tmp_path / LOCK_FILE, (0, 0))
         wait_until(lambda: (tmp_path / LOCK_FILE).stat().st_mtime > 0)
