@@ -36,7 +36,7 @@ from dpr.models.encoder import Encoder
 from dpr.models.folders.hugging_face_dpr import CTX, QUESTION
 from dpr.models.folders.peft_adapter import NAME, WEIGHTS
 from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 from dpr.storage.durable import durable_file, durable_folder
 from dpr.storage.outputs import output
 

@@ -50,7 +50,7 @@ from dpr.models.folders.modules import (
 )
 from dpr.models.folders.static_table import write_table
 from dpr.models.pooling import RootIdfPooling
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 from dpr.storage.durable import durable_file
 
 ROOT_MODULE = "root_static_embedding"

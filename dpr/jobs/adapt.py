@@ -37,8 +37,8 @@ from dpr.jobs import compare, embed, prepare, retrieve, train
 from dpr.jobs.doctor import problems_below
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources
-from dpr.models.backbones import files_of_model, local_model
 from dpr.models.biencoder import BiEncoder
+from dpr.models.sources import files_of_model, local_model
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.passages import GIVEN
 from dpr.preparation.pseudo_questions import HELD_BACK

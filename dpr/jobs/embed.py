@@ -14,7 +14,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out
 from dpr.jobs.sources import resolve_passage_source
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.trials import mention_bf16
+from dpr.models.properties import mention_bf16
 
 logger = get_logger(__name__)
 

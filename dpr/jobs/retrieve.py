@@ -32,10 +32,10 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.jobs.indexes import build_retriever, index_choice, open_text_index
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
-from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
+from dpr.models.properties import mention_bf16
 from dpr.models.settings import GivenTextSettings
-from dpr.models.trials import mention_bf16
+from dpr.models.sources import local_model
 from dpr.retrieval.passages import find_passages, require_passages
 from dpr.retrieval.retrievers import (
     DenseRetriever,

@@ -44,8 +44,8 @@ from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.vectors import ArraySource
 from dpr.jobs.indexes import index_choice, open_dense, open_text_index, open_vector_index
 from dpr.jobs.sources import resolve_passage_sources
-from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
+from dpr.models.sources import local_model
 from dpr.retrieval.passages import PassageFields, PassageLookup
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever
 from dpr.retrieval.search_folder import FILE, SearchSettings

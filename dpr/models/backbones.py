@@ -11,38 +11,26 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.logs import shows_bars
-from dpr.core.machine import no_downloads, overlapping, reading
-from dpr.core.paths import texts_in, user_path
-from dpr.data.tokenizer_files import check_files, check_numbers, is_read
-from dpr.formats.checkpoints import resolve_checkpoint
+from dpr.core.machine import overlapping, reading
+from dpr.data.tokenizer_files import check_files, check_numbers
+from dpr.models.properties import set_dropout, without_running
+from dpr.models.sources import HUB_NAME
 from dpr.storage.durable import MANIFEST, read_json, read_manifest
-from dpr.storage.untrusted import describe, is_below
+from dpr.storage.untrusted import describe
 
 CONFIG = "config.json"
-# Keys of a config that say how a model is run, not what it is.
-_RUNNING = re.compile(
-    r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
-    r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
-    r"|transformers_weights|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
-)
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model"]
-_NAMING = re.compile(r"(modules|(router|tokenizer|adapter)_config|encoder_settings|.*\.index)\.json")
-_TOWERS = ("encoder", "question_encoder", "ctx_encoder")
 _MAX_SIZE = {
     "num_attention_heads": 1 << 12,
     "hidden_size": 1 << 17,
@@ -65,103 +53,6 @@ def require_plain(stated: Mapping[str, Any], plain: Mapping[str, Any], file: Pat
     for name, value in plain.items():
         if stated.get(name) and stated[name] != value:
             raise CheckpointError(f"{name} is {describe(stated[name])}", file=file, expected=expected)
-
-
-def local_model(name: str | Path) -> Path:
-    """Returns the file or folder of a model that a person named.
-
-    For a name that is none here, this is the snapshot of the hub's model, fetched or in the cache, without
-    pickles and code. A name without a slash is first tried among those of sentence-transformers, as that
-    library does.
-
-    Raises:
-        CheckpointError: there is neither a file or folder nor such a model.
-    """
-    path = user_path(name)
-    is_below_here = "/" in str(name) and path.parent.is_dir()
-    if os.path.lexists(path) or is_below_here or not _HUB_NAME.fullmatch(str(name)):
-        return path
-    return snapshot_of(str(name))
-
-
-@cache  # all that a process reads is of one revision
-def snapshot_of(name: str) -> Path:
-    """Returns the snapshot of a model of the hub.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    from huggingface_hub import constants, snapshot_download
-
-    with reading(name):
-        for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
-            try:
-                return Path(snapshot_download(repository, allow_patterns=_FETCHED))
-            except Exception as error:  # no such model, no right to it, no network, no room
-                reason = first_line(error)
-        found = f"there is no such file or folder here, and the hub gives no such model ({reason})"
-        hint = "is the name right?"
-        if constants.HF_HUB_OFFLINE:
-            found = (
-                "there is no such file or folder here, no such model in the cache of the hub, and no network"
-            )
-            hint = f"fetch it where there is one (hf download {repository}), or name a folder"
-    raise CheckpointError(found, file=name, hint=hint)
-
-
-def files_of_model(path: Path) -> dict[str, Path]:
-    """Returns the files that a model is read from, by their names in its folder: those there, those in
-    folders that they name, and those of the model that an adapter builds on. Other files may come and go,
-    such as a run that was trained from the model and written into its folder."""
-    found: dict[str, Path] = {}
-    seen = set()
-    places = [("", resolve_checkpoint(path))]
-    for name, place in places:  # grows in the loop
-        if os.path.isdir(place) and place.resolve() not in seen:
-            seen.add(place.resolve())
-            inner = [each for each in sorted(os.listdir(place)) if is_read(each) or each in _TOWERS]
-            places += [(os.path.join(name, each), place / each) for each in inner]
-        if not os.path.isfile(place) or name in found:
-            continue
-        found[name] = place
-        own = place.parent.resolve() / place.name
-        if own in seen or not _NAMING.fullmatch(place.name):
-            continue
-        seen.add(own)
-        stated = read_json(place)
-        for text in filter(is_below, texts_in(stated)):
-            places.append((os.path.normpath(os.path.join(name, "..", text)), place.parent / text))
-        if isinstance(stated, dict):
-            # as this toolkit and as peft name the model that an adapter builds on
-            for named in texts_in([stated.get("base"), stated.get("base_model_name_or_path")]):
-                with suppress(CheckpointError), base_model(None, named, place) as base:
-                    places.append((f"{name}: {base}", local_model(base)))
-    return dict(sorted(found.items()))
-
-
-@contextmanager
-def base_model(given: str | None, stored: Any, file: Path) -> Iterator[str]:
-    """Yields the name of a model that another file builds on: ``given`` by a person, else the one ``stored``
-    in the file. The latter is looked up on this machine only, so that no file can cause a download.
-
-    Raises:
-        CheckpointError: no name is stored, or the model is not here or cannot be loaded.
-    """
-    hint = "set encoder.pretrained_model_cfg=<folder of that model, with config.json and tokenizer>"
-    if not given and not (isinstance(stored, str) and stored):
-        raise CheckpointError("names no encoder that it builds on", file=file, hint=hint)
-    try:
-        with nullcontext() if given else no_downloads():
-            yield given or stored
-    except (InputError, OSError) as error:  # OSError: a name of a thousand letters
-        if given:
-            raise
-        reason = error.found if isinstance(error, InputError) else first_line(error)
-        raise CheckpointError(
-            f"it builds on {stored[:100]}, which cannot be loaded on this machine ({reason})",
-            file=file,
-            hint=hint,
-        ) from error
 
 
 def read_config(source: str | Path) -> Any:
@@ -197,7 +88,7 @@ def read_config(source: str | Path) -> Any:
     except InputError:
         raise
     except Exception as error:  # transformers checks some values and fails on others
-        is_missing = not folder.exists() and not _HUB_NAME.fullmatch(str(source))
+        is_missing = not folder.exists() and not HUB_NAME.fullmatch(str(source))
         reason = "there is no such folder" if is_missing else first_line(error)
         raise InputError(
             f"no model config could be loaded ({reason})",
@@ -207,14 +98,6 @@ def read_config(source: str | Path) -> Any:
         ) from error
     refuse_impossible_sizes(config, {}, file)
     return config
-
-
-def without_running(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of a config, nested ones included, without those that say how a model is run."""
-    kept = {name: value for name, value in values.items() if not _RUNNING.fullmatch(name)}
-    return {
-        name: without_running(value) if isinstance(value, dict) else value for name, value in kept.items()
-    }
 
 
 def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:
@@ -408,62 +291,6 @@ def backbone_from_config(
     return backbone
 
 
-# Probabilities of heads, which no vector passes through, and of skipping whole layers.
-_NO_DROPOUT_OF_TOWERS = re.compile("classif|summary|pooler|qa_|layer_?drop|path|token")
-
-
-def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None = None) -> None:
-    """Sets every dropout probability of a config, those of attention to ``attention_dropout`` if given."""
-    of_attention = dropout if attention_dropout is None else attention_dropout
-    for key, probability in (("encoder.dropout", dropout), ("encoder.attention_dropout", of_attention)):
-        for name in _dropout_names(config)[key] if probability is not None else ():
-            setattr(config, name, probability)
-
-
-def dropout_of(config: Any) -> dict[str, float]:
-    """Returns the probabilities of a config by setting, the largest if a config has several."""
-    return {
-        key: max([getattr(config, name) or 0.0 for name in names], default=0.0)
-        for key, names in _dropout_names(config).items()
-    }
-
-
-# Keys of a config that affect no vector: of heads, of how files are written, and of dropout, which has
-# settings.
-_UNDECIDING = re.compile(
-    r"architectures|(torch_)?dtype|transformers_version|(id2)?label(2id)?|problem_type|use_cache|.*drop.*|_.*"
-)
-
-
-def deciding_config(config: Any) -> dict[str, Any]:
-    """Returns the keys of a config that affect a vector, with their values, where these are not the default
-    of its family.
-
-    A version of transformers that adds a key with a default does not change the result.
-    """
-    defaults: dict[str, Any] = {}
-    with suppress(Exception):  # some families have no default
-        defaults = type(config)().to_dict()
-    values = without_running(
-        {name: value for name, value in config.to_dict().items() if not _UNDECIDING.fullmatch(name)}
-    )
-    return {name: value for name, value in values.items() if value != defaults.get(name)}
-
-
-def _dropout_names(config: Any) -> dict[str, list[str]]:
-    """Returns the names of a config's dropout probabilities by setting; families differ (``resid_pdrop``,
-    ``dropout_rate``, ...)."""
-    names: dict[str, list[str]] = {"encoder.dropout": [], "encoder.attention_dropout": []}
-    for name, value in config.to_dict().items():
-        if (
-            "drop" in name
-            and not _NO_DROPOUT_OF_TOWERS.search(name)
-            and (value is None or type(value) in (int, float))
-        ):
-            names["encoder.attention_dropout" if "att" in name else "encoder.dropout"].append(name)
-    return names
-
-
 def _switch_off_dropout(backbone: nn.Module, dropout: float | None, attention_dropout: float | None) -> None:
     """Switches off dropout modules that the config does not name, if all dropout is to be off."""
     for module in backbone.modules() if dropout == 0 and not attention_dropout else ():
@@ -494,38 +321,3 @@ def _without_pooler(config_class: type) -> dict[str, bool]:
     model_class = registered[0] if isinstance(registered, tuple) else registered
     has_pooler = model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters
     return {"add_pooling_layer": False} if has_pooler else {}
-
-
-def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the state of a module with each shared tensor once, under its first name."""
-    names = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
-    return {name: tensor for name, tensor in module.state_dict().items() if name in names}
-
-
-def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> None:
-    """Raises CheckpointError if a tokenizer has tokens that its model has no row for."""
-    rows = len(model.get_input_embeddings().weight)
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= rows:
-        raise CheckpointError(
-            f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}",
-            file=file,
-            hint="copy the tokenizer that belongs to the model into its folder",
-        )
-
-
-def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
-    """Raises CheckpointError unless the weights found in ``source`` have the names and shapes of the expected
-    ones."""
-    shared = expected.keys() & found.keys()
-    wrong = {
-        "missing": sorted(expected.keys() - shared),
-        "not known": sorted(found.keys() - shared),
-        "of another shape": sorted(name for name in shared if expected[name].shape != found[name].shape),
-    }
-    if problems := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
-        raise CheckpointError(
-            f"the weights do not fit this model ({'; '.join(problems)})",
-            file=source,
-            hint="was it written with other encoder.* settings?",
-        )

@@ -17,8 +17,8 @@ from dpr.core.errors import CheckpointError, first_line
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, text_sha256
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.models.backbones import check_safetensors, check_vocabulary, load_weights, read_config
-from dpr.models.trials import FAILURES, first_position
+from dpr.models.backbones import check_safetensors, load_weights, read_config
+from dpr.models.properties import FAILURES, check_vocabulary, first_position
 from dpr.storage.durable import describe_file
 
 _LONGEST = 512

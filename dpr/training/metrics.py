@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.distributed import current_ranks, sum_over_ranks
-from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.trials import layers_of
+from dpr.models.properties import layers_of
+from dpr.models.towers import Towers
 
 Metrics = dict[str, float]
 
@@ -57,7 +57,7 @@ class TrainingMetrics:
     Nothing is read back from the device, and nothing is sent between ranks, before ``take``.
     """
 
-    def __init__(self, model: BiEncoder, names: Sequence[str] = ()) -> None:
+    def __init__(self, model: Towers, names: Sequence[str] = ()) -> None:
         self._device = model.device
         self._names = names
         towers = {"question": model.question_model, "ctx": model.ctx_model}

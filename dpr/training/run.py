@@ -14,7 +14,7 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.losses.protocol import Pool
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.metrics import Metrics, StepResult
 from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
@@ -88,7 +88,7 @@ class Run(Protocol):
     methods. A method that all ranks must call, at the same point, says so.
     """
 
-    model: BiEncoder
+    model: Towers
     ranks: Ranks
     device: torch.device
     settings: TrainingSettings

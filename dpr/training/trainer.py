@@ -29,9 +29,9 @@ from dpr.data.training_data import OpenedSets
 from dpr.formats.checkpoints import seal_run
 from dpr.formats.results import finest, is_baseline
 from dpr.losses.protocol import Loss
-from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import checkpoint_activations
-from dpr.models.trials import mention_bf16
+from dpr.models.properties import mention_bf16
+from dpr.models.towers import Towers
 from dpr.storage.durable import write_json
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun
 from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
@@ -83,7 +83,7 @@ class Trainer(Run):
 
     def __init__(
         self,
-        model: BiEncoder,
+        model: Towers,
         train_sets: OpenedSets,
         dev_sets: OpenedSets,
         *,
@@ -407,7 +407,7 @@ class Trainer(Run):
 
 
 def make_step(
-    model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
+    model: Towers, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
 ) -> Step:
     """Returns the step that the settings ask for: the whole batch at once, or chunk by chunk. If they ask for
     it, the model is sharded."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from dpr.core.errors import CheckpointError
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.models.backbones import check_safetensors, distinct_weights, load_backbone
+from dpr.models.backbones import check_safetensors, load_backbone
 from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
+from dpr.models.properties import distinct_weights
 
 
 def backbone_tower(folder: Path) -> ForeignTower:

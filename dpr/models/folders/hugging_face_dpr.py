@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.data.tokenizer_files import check_files, load_tokenizer
-from dpr.models.backbones import (
-    CONFIG,
-    check_safetensors,
-    distinct_weights,
-    load_weights,
-    read_config,
-    read_object,
-)
+from dpr.models.backbones import CONFIG, check_safetensors, load_weights, read_config, read_object
 from dpr.models.folders.foreign_towers import ForeignTower
+from dpr.models.properties import distinct_weights
 
 QUESTION = "question_encoder"
 CTX = "ctx_encoder"

@@ -19,8 +19,9 @@ from dpr.core.machine import reading
 from dpr.data.settings import TextSettings
 from dpr.data.tokenizer_files import check_files
 from dpr.formats.checkpoints import write_json_file
-from dpr.models.backbones import CONFIG, local_model, read_object
+from dpr.models.backbones import CONFIG, read_object
 from dpr.models.settings import POOLINGS, EncoderSettings
+from dpr.models.sources import local_model
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import describe, inside
 

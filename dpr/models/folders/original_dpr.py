@@ -10,9 +10,10 @@ from torch import Tensor
 from dpr.core.errors import CheckpointError
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
-from dpr.models.backbones import base_model, read_config
+from dpr.models.backbones import read_config
 from dpr.models.model_parts import ModelParts
 from dpr.models.settings import EncoderSettings
+from dpr.models.sources import base_model
 
 TOWERS = ("question_model", "ctx_model")
 

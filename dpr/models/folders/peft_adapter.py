@@ -12,8 +12,9 @@ from dpr.data.tokenizer_files import check_files, load_tokenizer
 from dpr.formats import checkpoints
 from dpr.formats.json_records import is_finite_number
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import base_model, load_backbone, read_object, require_plain
+from dpr.models.backbones import load_backbone, read_object, require_plain
 from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
+from dpr.models.sources import base_model
 from dpr.storage.untrusted import describe
 
 WEIGHTS = "adapter_model.safetensors"
