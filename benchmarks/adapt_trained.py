@@ -28,6 +28,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.study_table import interval
 from dpr import BiEncoder
+from dpr.adaptation.linear_layer import add_fitted_layer
 from dpr.core.records import Passage
 from dpr.data.pairs import PseudoPairs
 from dpr.evaluation.ranking_metrics import values_of
@@ -36,7 +37,6 @@ from dpr.formats.question_sets import read_qrels
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
-from dpr.training.linear_layer import add_fitted_layer
 
 METRIC = "ndcg@10"
 MOST_QUESTIONS = 2500

@@ -33,16 +33,15 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_files.registry import write_training_set
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.preparation.folder_data import TRAIN, split_by_group
+from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.training.callbacks import Callback
-from dpr.training.metrics import Metrics
+from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
-from dpr.training.settings import BiEncoderTrainConfig
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Metrics, run_validations
 
 SQUAD = SHARED / "data" / "squad" / "squad-v1.1-dev.shared-half.json.gz"
 NUM_DEV, BATCH, LENGTH, VOCABULARY = 400, 32, 24, 4000
@@ -250,14 +249,14 @@ def train(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
     return Curve(recorder.losses, {name: figures[name] for name in FIGURES})
 
 
-def config_of(case: Case, folder: Path, steps: int, dropout: float) -> BiEncoderTrainConfig:
+def config_of(case: Case, folder: Path, steps: int, dropout: float) -> TrainCommand:
     """The quickstart's settings, smaller."""
     output = (
         tempfile.mkdtemp(dir=folder)
         if current_ranks().world_size == 1
         else str(folder / f"{case.name} {dropout}")
     )
-    config = BiEncoderTrainConfig(output_dir=output, seed=case.seed)
+    config = TrainCommand(output_dir=output, seed=case.seed)
     settings = {
         "encoder.pretrained_model_cfg": str(folder / "encoder"),
         "encoder.pretrained": False,

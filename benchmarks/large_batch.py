@@ -72,7 +72,7 @@ def one_step(folder: str, size: int, max_tokens: int) -> None:
     start = time.perf_counter()
     result = step(batch, num_pools=1, is_last=True)
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "mb": memory.mb, "loss": float(result.loss_sum) / size}))
+    print(json.dumps({"seconds": seconds, "mb": memory.mb, "loss": float(result.loss) / size}))
 
 
 def against_direct(folder: Path, rounds: int, size: int) -> dict[str, list[float]]:

@@ -28,8 +28,8 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.vector_shards import Metadata, VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.settings import IndexerConfig
 

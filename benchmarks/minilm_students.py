@@ -31,11 +31,11 @@ from benchmarks.adapt_trained import (
 )
 from benchmarks.students import microseconds
 from dpr import BiEncoder
+from dpr.adaptation.static_student import MOST_QUESTIONS, learn_static
 from dpr.core.records import Passage
 from dpr.data.pairs import PseudoPairs
 from dpr.evaluation.ranking_metrics import values_of
 from dpr.indexer.ranking import Ranking, fuse_linear
-from dpr.training.static_student import MOST_QUESTIONS, learn_static
 
 
 def study(name: str, made: Collection, given: argparse.Namespace) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpr.cli.main import main
-from dpr.training.callbacks.defaults import PoolMetrics
+from dpr.training.callbacks.batch_metrics import PoolMetrics
 
 taken = {"metrics": 0.0, "first": 0.0, "last": 0.0, "updates": 0.0}
 

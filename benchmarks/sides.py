@@ -85,7 +85,7 @@ def our_training(
         for batch in batches:
             results.append(step(batch, num_pools=1, is_last=True))
             _update(model, optimizer)
-        return [float(result.loss_sum) / result.num_questions for result in results]
+        return [float(result.loss) / result.num_questions for result in results]
 
     return work
 

@@ -57,11 +57,11 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.preparation.new_encoder import EncoderShape as EncoderShape
     from dpr.preparation.new_encoder import new_encoder as new_encoder
     from dpr.retrieval.hits import Hit as Hit
-    from dpr.retriever import Retriever as Retriever
+    from dpr.retrieval.retriever import Retriever as Retriever
     from dpr.training.assembly import BiEncoderTrainer as BiEncoderTrainer
     from dpr.training.callbacks import Callback as Callback
-    from dpr.training.callbacks.defaults import EarlyStopping as EarlyStopping
-    from dpr.training.callbacks.defaults import LoadBest as LoadBest
+    from dpr.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from dpr.training.callbacks.saving import LoadBest as LoadBest
     from dpr.training.settings import LossSettings as LossSettings
     from dpr.training.settings import TrainingSettings as TrainingSettings
     from dpr.training.validations.protocol import Validation as Validation
@@ -102,10 +102,11 @@ _MODULES = {
     "dpr.models.settings": "EncoderSettings",
     "dpr.preparation.new_encoder": "EncoderShape new_encoder",
     "dpr.retrieval.hits": "Hit",
-    "dpr.retriever": "Retriever",
+    "dpr.retrieval.retriever": "Retriever",
     "dpr.training.assembly": "BiEncoderTrainer",
     "dpr.training.callbacks": "Callback",
-    "dpr.training.callbacks.defaults": "EarlyStopping LoadBest",
+    "dpr.training.callbacks.early_stopping": "EarlyStopping",
+    "dpr.training.callbacks.saving": "LoadBest",
     "dpr.training.settings": "LossSettings TrainingSettings",
     "dpr.training.validations.protocol": "Validation",
 }

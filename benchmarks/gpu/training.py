@@ -32,8 +32,8 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.metrics import TowerCost
 from dpr.training.run import Run
+from dpr.training.tower_cost import TowerCost
 
 # Kernels by words of their names; the first kind that one names. Attention comes first, since its kernels
 # name their libraries too.

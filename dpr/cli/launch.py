@@ -37,7 +37,9 @@ def exit_code_of(work: Callable[[], int]) -> int:
     code, others a traceback and 1, Ctrl-C 130."""
     try:
         with panics_caught():
-            return work()
+            code = work()
+            print(end="", flush=True)  # what cannot be written is an error here, and a traceback later
+            return code
     except DprError as error:
         # Ranks other than a node's first wait a moment, because the launcher ends all ranks when one ends.
         local_rank = os.environ.get("LOCAL_RANK", "0")
@@ -51,9 +53,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of the output (head, less) has exited; closing would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output (head, less) has exited
         return 1
     except Exception as error:
         # a disk, a permission, a missing file: a traceback explains nothing
@@ -63,6 +63,11 @@ def exit_code_of(work: Callable[[], int]) -> int:
             return InputError.exit_code
         traceback.print_exc()
         return 1
+    finally:
+        try:
+            print(end="", flush=True)
+        except OSError:  # at its end the interpreter would try again, and fail
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_and_leave(main: Callable[[], int]) -> NoReturn:

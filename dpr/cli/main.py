@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from dpr.cli.launch import launch, run_and_leave
+from dpr.cli.launch import exit_code_of, launch, run_and_leave
+from dpr.core.errors import ConfigError
 from dpr.core.other_names import hint
 from dpr.core.settings import suggestion
 from dpr.core.version import __version__
@@ -63,12 +64,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
-        "dpr.training.settings:BiEncoderTrainConfig",
+        "dpr.training.command_settings:TrainCommand",
         "biencoder_train_cfg",
     ),
     "explain": Command(
         "print what a step of a training run is made of",
-        "dpr.training.settings:ExplainConfig",
+        "dpr.training.command_settings:ExplainCommand",
         "explain",
     ),
     "embed": Command(
@@ -89,7 +90,7 @@ COMMANDS: dict[str, Command] = {
         "dpr.jobs.compare:CompareSettings",
     ),
     "report": Command("a page of curves and metrics of a run", "dpr.jobs.compare:ReportSettings"),
-    "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
+    "search": Command("ask one question of a finished run", "dpr.jobs.search:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two",
         "dpr.serving.settings:ServeSettings",
@@ -109,12 +110,10 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 _OTHER_JOBS = {
-    "quickstart": "adapt.quickstart",
     "score": "mine.run_score",
     "evaluate": "retrieve.evaluate",
     "new-encoder": "prepare.make_encoder",
     "report": "compare.report",
-    "search": "ask.run",
     "verify": "doctor.verify",
 }
 """Functions in ``dpr/jobs`` of commands that share a module with another command."""
@@ -122,7 +121,10 @@ _OTHER_JOBS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the subcommand named by the first argument; returns its exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    return exit_code_of(lambda: _run_command(sys.argv[1:] if argv is None else argv))
+
+
+def _run_command(arguments: list[str]) -> int:
     name = arguments[0].strip() if arguments else "--help"
     if name in ("--help", "-h", "help"):
         print("Usage: dpr COMMAND [key=value ...]\n")
@@ -136,11 +138,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"dpr {__version__}")
         return 0
     if name not in COMMANDS:
-        print(
-            f"error: unknown command {name}{hint(name) or suggestion(name, COMMANDS)}\ndpr --help lists the commands",
-            file=sys.stderr,
+        raise ConfigError(
+            f"unknown command {name}{hint(name) or suggestion(name, COMMANDS)}\ndpr --help lists the commands"
         )
-        return 2
     chosen = COMMANDS[name]
     program = f"dpr {name}"
     return launch(chosen.config, chosen.settings_class(), job_of(name), arguments[1:], program=program)

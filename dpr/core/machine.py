@@ -4,7 +4,6 @@ only if a person asked for it."""
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -49,8 +48,10 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
 
 def version_of(package: str) -> str | None:
     """Returns the version of an installed package, or None if it is not installed."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
+    from importlib import metadata  # takes longer than all else that the start of a command imports
+
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
     return None
 
 

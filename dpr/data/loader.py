@@ -1,16 +1,13 @@
 """Batches for a rank, made ahead of the model in worker processes, always in the order that the iterators
-state. Also the words by which rows are grouped, so that in-batch negatives are near the positive."""
+state."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -19,8 +16,6 @@ from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
-from dpr.core.logs import counted
-from dpr.core.records import CutPassage, StoredSample, TrainingSample, composed, text_hash
 from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
@@ -32,10 +27,10 @@ from dpr.data.iterators import (
     Sampling,
     ShardedDataIterator,
 )
-from dpr.data.order import PAIRS, WORDS
+from dpr.data.order import PAIRS
+from dpr.data.row_words import row_words
 from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import OpenedSets, SampleSource, known_document
-from dpr.data.words import words_of
 
 Item = TypeVar("Item")
 _BATCHES_AHEAD = 4
@@ -215,62 +210,3 @@ def pool_loader(
     return WorkerLoader(
         dataset, sampler=order, num_workers=num_workers, prefetch_factor=ahead, pin_memory=pin_memory
     )
-
-
-_WIDTH = WORDS["vector"].shape[0]
-_PLACES = 8
-_LENGTH = 4080
-"""Length of a vector before its numbers are rounded, which adds 12 at most (half of the root of
-``_WIDTH``)."""
-_WEIGHT = 64
-"""Factor by which weights of words are multiplied before they are rounded to whole numbers."""
-
-
-def row_words(source: SampleSource) -> np.ndarray:
-    """Returns the features by which a set's rows are grouped by words: (N,) of ``WORDS``.
-
-    A row's vector is made of the words of its question and of its first positive: rare words weigh more (the
-    root of the logarithm of 1 + rows / rows with the word), and each word has a few random places and signs (a
-    sparse random projection), drawn from the word itself. All sums are of whole numbers, so groups are the same
-    on every machine, with any number of threads or processes.
-
-    For stored tokens, the words are those of the text. For pairs cut from passages, they are those of one
-    pair of each passage, and positives are equal if the document is. Reads every row twice; takes 1 kB of
-    memory a row.
-    """
-    text: SampleSource = getattr(source, "text", source) if isinstance(source[0], StoredSample) else source
-    counts: Counter[str] = Counter()
-    for _, sides in _rows(text):
-        counts.update(frozenset().union(*sides))
-    numbers = {word: number for number, word in enumerate(counts)}
-    weights = np.rint(_WEIGHT * np.sqrt(np.log1p(len(text) / np.array([*counts.values()], dtype=np.float64))))
-    drawn = b"".join(
-        blake2b(word.encode(errors="surrogatepass"), digest_size=2 * _PLACES).digest() for word in counts
-    )
-    draws = np.frombuffer(drawn, dtype="<u2").reshape(-1, _PLACES)
-    places = draws % _WIDTH
-    values = np.where(draws >> 15, 1.0, -1.0) * weights[:, None]
-    features = np.zeros(len(text), dtype=WORDS)
-    for row, (positive, sides) in enumerate(_rows(text)):
-        found = ([numbers[word] for word in words] for words in sides)
-        sums = (np.bincount(places[own].ravel(), values[own].ravel(), minlength=_WIDTH) for own in found)
-        features[row] = _scaled(np.sum([_scaled(each) for each in sums], axis=0)), positive
-    return features
-
-
-def _rows(text: SampleSource) -> Iterator[tuple[int, tuple[frozenset[str], ...]]]:
-    """Yields for each row a number that stands for its first positive, and the words of its question and of
-    that positive."""
-    for row in counted(range(len(text)), f"splitting {text.name} into words", unit="rows"):
-        sample = text[row]
-        assert isinstance(sample, TrainingSample)
-        passage = sample.positives[0]
-        whole = composed(f"{passage.title}\n{passage.text}")
-        positive = passage.identity[0] if isinstance(passage, CutPassage) else text_hash(whole) - (1 << 63)
-        yield positive, (words_of(sample.question), words_of(whole))
-
-
-def _scaled(vector: np.ndarray) -> np.ndarray:
-    """Returns a vector of whole numbers scaled to ``_LENGTH`` and rounded again; zeros stay."""
-    length = np.sqrt(vector @ vector)
-    return np.rint(_LENGTH / length * vector) if length else vector

@@ -17,13 +17,7 @@ from dpr.core.logs import get_logger, warn_once
 from dpr.core.machine import panics_caught
 from dpr.core.records import Passage, StoredPassage, json_sha256
 from dpr.data.settings import TextSettings
-from dpr.data.text import (
-    JoinRule,
-    PresentedPassage,
-    check_room,
-    decorate_question,
-    presented,
-)
+from dpr.data.text import JoinRule, check_room, decorate_question, presented
 from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
 
 logger = get_logger(__name__)
@@ -65,7 +59,6 @@ class Tensorizer:
         self.sequence_length = sequence_length
         self.question_length = question_length or sequence_length
         self.special_tokens = tuple(special_tokens)
-        self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         for key, length, what in (
             ("sequence", sequence_length, "a title and a text"),
             ("question", self.question_length, "a question"),
@@ -148,14 +141,9 @@ class Tensorizer:
             )
         return int(self.tokenizer.sep_token_id)
 
-    @property
-    def ends_sequences(self) -> bool:
-        """True if a special token comes after every text, whatever its length."""
-        return self.join_rule is not None and bool(self.join_rule.single[1])
-
     def check_end_token(self) -> None:
         """Raises ConfigError if the last token of a text would be one of its words."""
-        if not self.ends_sequences:
+        if self.join_rule is None or not self.join_rule.single[1]:
             raise ConfigError(
                 "encoder.pooling=last reads the last token of a text, and the tokenizer puts no end token"
                 " behind it; set encoder.append_eos=true"
@@ -265,20 +253,19 @@ class Tensorizer:
             for question in questions
             if isinstance(question, str)
         ]
-        encoded = iter(self._encode(texts, None, self.question_length))
-        result = []
-        for question in questions:
-            if isinstance(question, str):
-                tokens = next(encoded)
-            else:
-                tokens = self._rule().join(None, question, self.question_length)
-            result.append(tokens or self.empty_tokens)
-        return result
+        encoded = iter(self._encode(texts, self.question_length))
+        result = (
+            next(encoded)
+            if isinstance(question, str)
+            else self._rule().join(None, question, self.question_length)
+            for question in questions
+        )
+        return [tokens or self.empty_tokens for tokens in result]
 
     def passage_tokens(self, passages: Sequence[Passage | StoredPassage]) -> list[list[int]]:
         """Returns token ids of passages, special tokens included. The text is stripped; the title is not."""
         result: list[list[int]] = [[] for _ in passages]
-        texts: list[list[tuple[int, PresentedPassage]]] = [[], []]
+        texts: dict[int, str | tuple[str, str]] = {}
         for row, passage in enumerate(passages):
             if isinstance(passage, StoredPassage):
                 title, text = passage.tokens()[:2]
@@ -291,12 +278,10 @@ class Tensorizer:
                 title, text = self.bare_tokens([shown.title, shown.text])
                 result[row] = self.join_rule.join(title, text, self.sequence_length)
             else:
-                texts[bool(shown.title)].append((row, shown))
-        for titled, rows in enumerate(texts):
-            bodies = [shown.text for _, shown in rows]
-            first, second = ([shown.title for _, shown in rows], bodies) if titled else (bodies, None)
-            for (row, _), tokens in zip(rows, self._encode(first, second, self.sequence_length), strict=True):
-                result[row] = tokens
+                texts[row] = (shown.title, shown.text) if shown.title else shown.text
+        encoded = self._encode([*texts.values()], self.sequence_length)
+        for row, tokens in zip(texts, encoded, strict=True):
+            result[row] = tokens
         return [tokens or self.empty_tokens for tokens in result]
 
     def bare_tokens(self, texts: Sequence[str]) -> list[list[int]]:
@@ -425,16 +410,17 @@ class Tensorizer:
             state.pop(of_last_call, None)
         return state
 
-    def _tokenize(self, *texts: list[str] | None, **options: Any) -> Any:
+    def _tokenize(self, texts: Sequence[str | tuple[str, str]], **options: Any) -> Any:
         """Calls the tokenizer. Raises InputError for half a character, which it cannot read, and if it
         fails."""
         try:
             with panics_caught():
-                return self.tokenizer(*texts, **options)
+                return self.tokenizer(texts, **options)
         except TypeError as error:
             from dpr.formats.text_input import has_lone_surrogate  # training does not load it otherwise
 
-            odd = next((text for part in texts for text in part or () if has_lone_surrogate(text)), None)
+            parts = (part for text in texts for part in ([text] if isinstance(text, str) else text))
+            odd = next(filter(has_lone_surrogate, parts), None)
             if odd is None:
                 raise
             hint = "read the text in the encoding that it was written in (UTF-8, or latin-1)"
@@ -442,13 +428,12 @@ class Tensorizer:
                 f"the text {odd[:60]!a} holds half a character", expected="whole characters", hint=hint
             ) from error
 
-    def _encode(self, first: list[str], second: list[str] | None, max_length: int) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str | tuple[str, str]], max_length: int) -> list[list[int]]:
+        """Returns token ids of texts, or of pairs of a title and a text."""
         result: list[list[int]] = []
-        for start in range(0, len(first), _TEXTS_PER_CALL):
-            part = slice(start, start + _TEXTS_PER_CALL)
-            pairs = (first[part], None if second is None else second[part])
+        for start in range(0, len(texts), _TEXTS_PER_CALL):
             encoded = self._tokenize(
-                *pairs,
+                texts[start : start + _TEXTS_PER_CALL],
                 add_special_tokens=True,
                 truncation="longest_first",
                 max_length=max_length,

@@ -33,19 +33,14 @@ from dpr.core.records import (
     json_sha256,
 )
 from dpr.data.collator import as_encoded, judgement_identity, teacher_scores
+from dpr.data.cuts import Cut, Words
 from dpr.data.loader import WorkerLoader
-from dpr.data.pairs import Cut, DrawnPairs, PseudoPairs, Words
+from dpr.data.pairs import DrawnPairs, PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import spread_rows
 from dpr.data.words import written_spans
-from dpr.formats.token_store import (
-    LAYOUT_VERSION,
-    TokenPartWriter,
-    TokenStore,
-    finish_store,
-    token_dtype,
-)
+from dpr.formats.token_store import LAYOUT_VERSION, TokenPartWriter, TokenStore, finish_store, token_dtype
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.checksums import cache_root
 from dpr.storage.outputs import cached_problem, ensure_built
@@ -72,7 +67,7 @@ class _Stored:
         self._store = TokenStore(folder)
 
     def __len__(self) -> int:
-        return len(self._store)
+        return len(self.text)
 
     def __getitem__(self, row: int) -> StoredSample:
         return self._store[row]
@@ -174,13 +169,6 @@ class StoredPairs(DrawnPairs, _Stored):
     """``PseudoPairs`` whose rows come as tokens."""
 
     text: PseudoPairs
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-    @property
-    def pairs(self) -> PseudoPairs:
-        return self.text
 
     def row(self, number: int) -> TokenRow:
         return TokenRow(self._store[number])

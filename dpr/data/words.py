@@ -1,4 +1,4 @@
-"""Words of a text, also in scripts that are written without spaces, and near-duplicates among texts.
+"""Words of a text, also in scripts that are written without spaces.
 
 In Chinese, Japanese, Thai, Lao, Khmer, Burmese and similar scripts no space tells where a word ends, and
 Korean joins endings to its words. There, each two neighbouring characters are a word, as in Lucene's analyser
@@ -8,18 +8,12 @@ cuts questions and texts in the same way wherever their clauses begin.
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from statistics import mean, median
 from typing import Any
 
-import numpy as np
 import regex
 
-from dpr.core.logs import counted
 from dpr.core.records import composed
 
 WORDS_VERSION = 2
@@ -85,91 +79,14 @@ def joined(text: str, spans: Sequence[tuple[int, int]]) -> str:
     return "".join(parts)
 
 
-NEAR_DUPLICATE = 0.8
-"""Share of common words (Jaccard) from which two texts count as the same."""
 _WORD = re.compile(r"\w+")
-_ASKS = re.compile(
-    r"^\W*(who|whom|whose|what|which|when|where|why|how|is|are|was|were|do|does|did|can|could|should|would|has|have"
-    r"|wer|wie|wo|wann|warum|welche[mnrs]?|qui|que|quand|quel(le)?s?|o\u00f9|comment|pourquoi|qu\u00e9|qui\u00e9n"
-    r"|c\u00f3mo|cu\u00e1ndo|d\u00f3nde|cu\u00e1l|hoe|wat|waar|come|quando|dove|perch\u00e9|chi)\b"
-    r"|[?\uff1f\u061f]\s*$",
-    re.IGNORECASE,
-)
-"""A text that begins with a question word or ends with a question mark."""
+
+
+def folded_words(text: str) -> list[str]:
+    """Returns the words of a text in order, without their case."""
+    return split_words(composed(text).casefold(), _WORD)
 
 
 def words_of(text: str) -> frozenset[str]:
     """Returns the words of a text."""
-    return frozenset(split_words(composed(text).casefold(), _WORD))
-
-
-def jaccard(first: frozenset[Any], second: frozenset[Any]) -> float:
-    """Returns the common members as a share of all; 0 for two empty sets."""
-    common = len(first & second)
-    return common / (len(first) + len(second) - common) if common else 0.0
-
-
-def look_swapped(questions: Sequence[str], passages: Sequence[str]) -> str:
-    """Returns a sentence about it if the columns of questions and passages look swapped; else an empty text.
-
-    They look swapped if questions are longer and passages ask more often, or if questions are eight times as
-    long and mostly do not ask.
-    """
-    sides = (questions, passages)
-    long, short = (median(len(written_spans(text)) for text in side) for side in sides)
-    asked, asking = (mean(bool(_ASKS.search(text)) for text in side) for side in sides)
-    if (long > short and asking > asked + 0.3) or (long > 8 * short and asked < 0.5):
-        return f"questions and passages look swapped ({long:g} and {short:g} words in the median)"
-    return ""
-
-
-def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:
-    """Returns, for each text, the index of the earliest kept text that it nearly repeats, or ``None`` if it
-    is kept itself.
-
-    A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard
-    similarity of their sets reaches ``threshold``, above 0. The search is exact, not sampled: two such sets
-    must share one of their rarest members (prefix filtering as in Bayardo, Ma and Srikant, "Scaling up all
-    pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a member of
-    its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the
-    register, so a thousand copies cost a thousand comparisons, not a million.
-
-    A text of ten or more words with one word changed is always found at the default threshold. Texts without
-    any word are kept.
-    """
-    original: list[int | None] = []
-    register: defaultdict[int, list[int]] = defaultdict(list)
-    kept: dict[int, frozenset[int]] = {}
-    all_members = counted(_members_from_rare_to_common(texts), "looking for near-duplicates", unit="texts")
-    for index, members in enumerate(all_members):
-        own = frozenset(members)
-        # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly
-        # at the threshold.
-        prefix = members[: len(members) - math.ceil(threshold * len(members) - 1e-9) + 1]
-        candidates = {other for member in prefix for other in register.get(member, ())}
-        match = min(
-            (other for other in candidates if jaccard(own, kept[other]) >= threshold - 1e-9), default=None
-        )
-        original.append(match)
-        if match is None:
-            kept[index] = own
-            for member in prefix:
-                register[member].append(index)
-    return original
-
-
-def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
-    """Returns the set of each text. Its members are numbers that grow with the number of texts they occur
-    in."""
-    numbers: dict[str | tuple[str, str], int] = {}
-    sets = []
-    for text in counted(texts, "splitting texts into words", unit="texts"):
-        words = split_words(composed(text).casefold(), _WORD)
-        found: list[str | tuple[str, str]] = [*words, *pairwise(words)]
-        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in found]))
-    counts = np.zeros(len(numbers), dtype=np.int64)
-    for members in sets:
-        counts[members.astype(np.int64)] += 1
-    rank = np.empty_like(counts)
-    rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
-    return [np.sort(rank[members.astype(np.int64)]).tolist() for members in sets]
+    return frozenset(folded_words(text))

@@ -9,8 +9,8 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import suggestion
+from dpr.evaluation.page_text import cut
 from dpr.evaluation.ranking_metrics import heading_of, headline_names, tested_columns, text_table
-from dpr.evaluation.reading import cut
 from dpr.evaluation.significance import (
     SHOWN,
     TOO_FEW,

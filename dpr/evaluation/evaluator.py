@@ -115,22 +115,19 @@ class Evaluator:
             ]
 
         if self.answer_match is not None:
-            has_answer = self.matched([[key for key, _ in ranking] for ranking in rankings], passages or {})
+            hits = [[key for key, _ in ranking] for ranking in rankings]
+            texts = {key: (passages or {})[key].text for listed in hits for key in listed}
+            answers = [question.answers for question in self.questions]
+            has_answer = match_hits(answers, hits, texts, kind=self.answer_match)
             right = has_answer if right is None else right
             grades = {
-                question.id: dict(zip((key for key, _ in ranking), flags, strict=True))
-                for question, ranking, flags in zip(self.questions, rankings, has_answer, strict=True)
+                question.id: dict(zip(listed, flags, strict=True))
+                for question, listed, flags in zip(self.questions, hits, has_answer, strict=True)
                 if question.answers or not self.only_answered
             }
             measure(grades, list(filter(is_by_answers, names)), self.prefix)
 
         return Judged(metrics, values, right, has_answer)
-
-    def matched(self, hits: Sequence[Sequence[str]], passages: Mapping[str, Passage]) -> list[list[bool]]:
-        """Returns, for each hit of each question, whether its text holds an answer."""
-        texts = {key: passages[key].text for listed in hits for key in listed}
-        answers = [question.answers for question in self.questions]
-        return match_hits(answers, hits, texts, kind=str(self.answer_match))
 
     def relevant(self) -> set[str]:
         """Returns the ids of all passages judged relevant."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dpr.evaluation.page_text import cut, flatten
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
-from dpr.evaluation.reading import Retrieval, Training, cut, flatten, read_training
+from dpr.evaluation.runs import Retrieval, Training, read_training
 from dpr.evaluation.significance import estimate
 from dpr.formats.results import is_baseline, read_metrics
 from dpr.storage.durable import durable_file

@@ -19,8 +19,8 @@ import torch
 from dpr.core.machine import no_downloads, require, version_of
 from dpr.data.settings import TextSettings
 from dpr.data.text import presented
-from dpr.export.folders import (
-    Format,
+from dpr.export.formats import Format
+from dpr.export.towers import (
     Side,
     only_here,
     refuse,

@@ -14,13 +14,13 @@ from dpr.embedding.settings import CheckpointEncoderConfig, CorpusCatalogue, Vec
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers:FORMAT",
-    "hf-dpr": "dpr.export.dpr_formats:FORMAT",
+    "hf-dpr": "dpr.export.hf_dpr:FORMAT",
     "onnx": "dpr.export.onnx:FORMAT",
 }
 """Modules that write folders for other libraries, by format; each has a ``Format``."""
 STORES = ("lancedb", "pgvector")
-_KINDS = ("text", "int", "float", "bool")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_COLUMN = re.compile(rf"({_NAME.pattern})(?::(text|int|float|bool))?")
 _OWN_COLUMNS = ("id", "vector", "title", "text")
 
 
@@ -56,20 +56,14 @@ class StoreSettings(CorpusCatalogue):
         """
         kinds: dict[str, str] = {}
         for item in map(str, listed(self.metadata)):
-            name, _, kind = item.partition(":")
-            kind = kind or "text"
-            if kind not in _KINDS:
+            column = _COLUMN.fullmatch(item)
+            if column is None or column[1] in (*_OWN_COLUMNS, *kinds):
                 raise ConfigError(
-                    f"metadata: {item} is of no known kind; choose one of {', '.join(_KINDS)}, e.g."
-                    f" {name}:int"
+                    f"metadata: {item!r} is no column, expected name or name:kind, each name once; a name has"
+                    f" letters, digits and _, and is none of {', '.join(_OWN_COLUMNS)}; a kind is text, int,"
+                    " float or bool"
                 )
-            if not _NAME.fullmatch(name) or name in _OWN_COLUMNS or name in kinds:
-                reason = "is given twice" if name in kinds else "cannot be a column"
-                raise ConfigError(
-                    f"metadata: {name!r} {reason}; a name has letters, digits and _, and is none of"
-                    f" {', '.join(_OWN_COLUMNS)}"
-                )
-            kinds[name] = kind
+            kinds[column[1]] = column[2] or "text"
         return kinds
 
     def check_store(self) -> None:

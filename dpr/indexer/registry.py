@@ -23,7 +23,7 @@ from dpr.indexer.ranking import SearchResult
 from dpr.indexer.settings import KINDS, require_known
 from dpr.storage.checksums import folder_problems
 from dpr.storage.durable import durable_folder, read_manifest, writing
-from dpr.storage.outputs import held, lock_of
+from dpr.storage.outputs import lock_of, locked
 
 DEPTH = 100
 """Passages per question that are compared to measure recall."""
@@ -259,7 +259,7 @@ class IndexStore:
             return self._built(corpus(), questions)
         with writing(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
-        with held(folder, file=lock_of(folder), wait_s=math.inf):
+        with locked(folder, file=lock_of(folder), wait_s=math.inf):
             if not _is_there(folder):
                 # built inside, so that a folder that cannot be written is known before
                 metadata: dict[str, Any] = {
@@ -347,7 +347,7 @@ class IndexStore:
             found = f"holds {index.num_passages} passages, its manifest says {metadata.get('num_passages')}"
             raise InputError(found, file=folder, hint=_REBUILD)
         if lock_of(folder).is_file():  # left by a build that was killed at its end
-            with suppress(DprError), held(folder, file=lock_of(folder)):
+            with suppress(DprError), locked(folder, file=lock_of(folder)):
                 pass
         if index.reads == "vectors":
             logger.info("%s: %s", folder, index.recall_in_words())

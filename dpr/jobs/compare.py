@@ -221,7 +221,7 @@ def report(config: ReportSettings, *, notes: Sequence[str] = ()) -> None:
     """Writes the page, with ``notes`` above its figures."""
     from dpr.evaluation.report import write_report
     from dpr.storage.outputs import require_writable
-    from dpr.training.settings import BiEncoderTrainConfig
+    from dpr.training.command_settings import TrainCommand
 
     folder = Path(str(config.folder))
     out = None if config.out is None else Path(config.out)
@@ -231,6 +231,6 @@ def report(config: ReportSettings, *, notes: Sequence[str] = ()) -> None:
         )
     if out is not None:
         require_writable(out)
-    defaults = asdict(BiEncoderTrainConfig())
+    defaults = asdict(TrainCommand())
     target = write_report(folder, labelled(config.runs), out=out, notes=notes, defaults=defaults)
     print(f"{target} ({target.stat().st_size / 1000:.0f} kB)")

@@ -78,7 +78,8 @@ def run(config: DoctorSettings) -> int:
 
 
 def _look_at_run(folder: Path) -> int:
-    from dpr.evaluation.reading import read_training, symptoms
+    from dpr.evaluation.runs import read_training
+    from dpr.evaluation.symptoms import symptoms
     from dpr.formats.checkpoints import METRICS_LINES
 
     run = read_training(folder)
@@ -126,6 +127,7 @@ class VerifySettings(Settings):
 def verify(config: VerifySettings) -> int:
     """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
     from dpr.formats.checkpoints import METRICS_LINES
+    from dpr.formats.verification import is_visible, problems_below
     from dpr.storage.durable import CHECKSUM
 
     is_whole = True
@@ -142,44 +144,10 @@ def verify(config: VerifySettings) -> int:
             for file in sorted(path.rglob("*"))
             if file.is_file()
             and file.suffix != CHECKSUM
-            and _is_visible(file, path)
+            and is_visible(file, path)
             and not known & {file, *file.parents}
         ]
         if rest:
             more = f" and {len(rest) - _MOST_NAMED} more" if len(rest) > _MOST_NAMED else ""
             print(f"{path}: no checksum says what these held: {', '.join(rest[:_MOST_NAMED])}{more}")
     return 0 if is_whole else 3
-
-
-def problems_below(path: Path) -> dict[Path, list[str]]:
-    """Returns the problems of a file, or of each part of a folder that has a checksum or a manifest; an empty
-    list means none."""
-    from dpr.formats.checkpoints import RUN_FILE, run_problems
-    from dpr.storage.checksums import verify_file
-    from dpr.storage.durable import verify_folder
-
-    found = {}
-    for part in _parts(path) if path.is_dir() else [path]:
-        found[part] = verify_folder(part) if part.is_dir() else verify_file(part)
-    for run in sorted(path.rglob(RUN_FILE)):
-        found |= {run.with_name(name): problems for name, problems in run_problems(run.parent).items()}
-    return found
-
-
-def _parts(folder: Path) -> list[Path]:
-    """Returns the folder itself if it has a manifest; else the folders in it that have one or should
-    (checkpoints), and files with a checksum."""
-    from dpr.storage.durable import CHECKSUM
-
-    if (folder / "manifest.json").exists():
-        return [folder]
-    outputs = {file.parent for file in folder.rglob("manifest.json")} | {
-        path for path in folder.glob("*.step*") if path.is_dir()
-    }
-    files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")}
-    outputs |= {file for file in files if not outputs & set(file.parents)}
-    return sorted(path for path in outputs if _is_visible(path, folder)) or [folder]
-
-
-def _is_visible(path: Path, folder: Path) -> bool:
-    return not any(part.startswith(".") for part in path.relative_to(folder).parts)

@@ -12,9 +12,9 @@ from dpr.core.machine import launched
 from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out
-from dpr.jobs.sources import resolve_passage_source
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.properties import mention_bf16
+from dpr.retrieval.sources import resolve_passage_source
 
 logger = get_logger(__name__)
 

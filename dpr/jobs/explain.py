@@ -12,21 +12,21 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.loader import PoolDataset
 from dpr.data.tensorizer import Tensorizer
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
+from dpr.training.command_settings import ExplainCommand
 from dpr.training.identity import stored_value
 from dpr.training.plan import make_plan
-from dpr.training.settings import ExplainConfig
 
 _SHOWN_LETTERS = 90
 
 
-def run(config: ExplainConfig) -> None:
+def run(config: ExplainCommand) -> None:
     print("\n".join(explain(config)))
 
 
-def explain(config: ExplainConfig) -> Iterator[str]:
+def explain(config: ExplainCommand) -> Iterator[str]:
     """Yields the lines about a step: its epoch and global batches, and the rows, questions, passages, masks
     and tokens of each.
 

@@ -10,14 +10,20 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
-from dpr.export.dpr_formats import export_dpr_file, export_vector_folders
-from dpr.export.folders import CardMetadata, export_folder, merged, write_adapters, write_once
+from dpr.export.dpr_checkpoint import export_dpr_file
+from dpr.export.folders import export_folder, write_once
+from dpr.export.lancedb import load_lance
+from dpr.export.merging import merged
+from dpr.export.model_card import CardMetadata
+from dpr.export.peft_adapters import write_adapters
+from dpr.export.pgvector import load_postgres
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
-from dpr.export.vector_stores import VectorRows, load_lance, load_postgres
+from dpr.export.store_rows import VectorRows
+from dpr.export.vector_folders import export_vector_folders
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
 from dpr.formats.vector_shards import open_shards
-from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.durable import read_json
 from dpr.storage.outputs import require_writable
 

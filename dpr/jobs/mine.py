@@ -14,12 +14,12 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.mining import negatives
+from dpr.mining import negatives, scoring
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from dpr.retrieval.retrievers import check_vectors_are_of
+from dpr.retrieval.sides import check_vectors_are_of
 from dpr.storage.checksums import file_state
 from dpr.storage.outputs import require_writable
 
@@ -62,7 +62,7 @@ def run_score(config: ScoreCommand) -> None:
         searches.append(dense)
     if scorer is None and (config.hybrid != "none" or not config.model_file):
         searches.append(LexicalSearch())
-    audit = negatives.score_passages(
+    audit = scoring.score_passages(
         open_training_set(config.files, name="train"),
         out,
         scorer=scorer,
@@ -72,7 +72,7 @@ def run_score(config: ScoreCommand) -> None:
         processes=config.processes,
         overwrite=config.overwrite,
     )
-    print("\n".join(negatives.score_lines(audit)))
+    print("\n".join(scoring.score_lines(audit)))
     print(f"{out}: {audit['counts']['passages with a score']:,} scores")
 
 

@@ -30,23 +30,23 @@ from dpr.formats.results import RESULTS, read_metrics, read_trec_run, write_resu
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, fuse_linear
-from dpr.jobs.indexes import build_retriever, index_choice, open_text_index
-from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import mention_bf16
 from dpr.models.settings import GivenTextSettings
 from dpr.models.sources import local_model
+from dpr.retrieval.indexes import build_retriever, index_choice, open_text_index
 from dpr.retrieval.passages import find_passages, require_passages
-from dpr.retrieval.retrievers import (
+from dpr.retrieval.question_form import QuestionForm
+from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.settings import EvaluateConfig, IndexerConfig, RetrievalConfig
+from dpr.retrieval.sides import (
     DenseRetriever,
     Fusion,
     HybridRetriever,
     LexicalRetriever,
-    QuestionForm,
     warn_of_unknown_words,
 )
-from dpr.retrieval.search_folder import FILE, SearchSettings
-from dpr.retrieval.settings import EvaluateConfig, IndexerConfig, RetrievalConfig
+from dpr.retrieval.sources import resolve_passage_sources, resolve_question_set
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dpr.core.distributed import current_ranks, on_main, process_group, require_ranks, resolve_device
@@ -16,7 +16,7 @@ from dpr.core.settings import leaves
 from dpr.data.pairs import PseudoPairs
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.sources import NamedSource, resolve_training_files
+from dpr.jobs.training_sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
@@ -29,27 +29,20 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
-from dpr.training.assembly import (
-    BiEncoderTrainer,
-    Named,
-    as_tokens,
-    check_metric_names,
-    make_loss,
-    settle_temperature,
-    user_data,
-)
+from dpr.training.assembly import BiEncoderTrainer, Extensions, extensions_of, settle_temperature
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
+from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import as_tokens, user_data
 from dpr.training.dry_run import dry_run
-from dpr.training.metrics import each_once
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.loss import make_loss
 from dpr.training.validations.dev_sets import dev_validations
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Validation, each_once, run_validations
 
 logger = get_logger(__name__)
 
 
-def run(config: BiEncoderTrainConfig) -> float | None:
+def run(config: TrainCommand) -> float | None:
     """Trains, or only evaluates if there are no train_datasets. Returns the best (or the evaluated)
     validation value."""
     train_sources = resolve_training_files(config.train_datasets, config.datasets)
@@ -76,9 +69,10 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         # hour.
         if output_dir := config.output_dir:
             on_main(lambda: require_writable(output_dir, folder=True))
-        named = Named.of(config)
-        if train_sources:
-            check_metric_names(named.validations, config, [source.name for source in dev_sources])
+        names = [source.name for source in dev_sources]
+        # trackers and callbacks of the user's do not see a dry run
+        trackers = make_trackers(config) if train_sources and not config.train.dry_run else []
+        extensions = extensions_of(config, names, callbacks=trackers)
         seed_everything(config.seed)
         model = build_model(config).to(device)
         if train_sources:
@@ -87,9 +81,11 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         dev_sets = open_sets(dev_sources, config)
         if not train_sources:
             settle_temperature(model, config)
-            return evaluate(config, model, as_tokens(dev_sets, config, model), named)
+            return evaluate(config, model, as_tokens(dev_sets, config, model), extensions.validations)
         train_sets = open_sets(train_sources, config, config.loss_scale_factors)
-        trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
+        if config.train.dry_run:
+            extensions = replace(extensions, callbacks=())
+        trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, extensions=extensions)
         if not config.train.dry_run:
             return trainer.train()
         measured = dry_run(trainer)
@@ -98,7 +94,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         return None
 
 
-def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
+def build_model(config: TrainCommand) -> BiEncoder:
     """Builds the towers from ``model_file``, whose own settings take precedence over ``encoder``, or from
     ``encoder.pretrained_model_cfg``.
 
@@ -193,7 +189,7 @@ def _check_kind(encoder: TowerSettings) -> None:
 
 
 def open_sets(
-    sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None
+    sources: Sequence[NamedSource], config: TrainCommand, loss_scales: Sequence[float] | None = None
 ) -> OpenedSets:
     """Opens data sets with their options. The first opening of a file reads it once and stores it in a form
     that is memory-mapped."""
@@ -243,21 +239,16 @@ def open_sets(
 
 
 def build_trainer(
-    config: BiEncoderTrainConfig,
+    config: TrainCommand,
     model: BiEncoder,
     train_sets: OpenedSets,
     dev_sets: OpenedSets,
     *,
     loss: Loss | None = None,
-    named: Named | None = None,
+    extensions: Extensions | None = None,
 ) -> BiEncoderTrainer:
-    """Builds the trainer that the settings describe; ``loss`` and ``named`` may be given if they exist
-    already. Trackers and user-defined callbacks do not see a dry run."""
-    named = named or Named.of(config)
-    trackers = make_trackers(config)
-    if config.train.dry_run:
-        named = replace(named, callbacks=())
-        trackers = []
+    """Builds the trainer that the settings describe; ``loss`` and ``extensions`` may be given if they exist
+    already."""
     return BiEncoderTrainer(
         model,
         train_sets,
@@ -265,13 +256,11 @@ def build_trainer(
         output_dir=str(config.output_dir),
         settings=config,
         loss=loss,
-        callbacks=trackers,
-        named=named,
-        config=asdict(config),
+        extensions=extensions,
     )
 
 
-def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
+def make_trackers(config: TrainCommand) -> list[Callback]:
     """Makes the trackers that ``tracking`` names. They follow user-defined callbacks, so they get the metrics
     that those add."""
     tracking = config.tracking
@@ -283,11 +272,13 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     return trackers
 
 
-def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
+def evaluate(
+    config: TrainCommand, model: BiEncoder, dev_sets: OpenedSets, validations: Sequence[Validation]
+) -> float:
     """Evaluates only, on the objects that training uses. Prints a table; output_dir gets metrics.json.
     Returns the NLL, or without dev sets the first metric."""
     own = dev_validations(dev_sets, config) if dev_sets else []
-    metrics = run_validations([*own, *named.validations], model)
+    metrics = run_validations([*own, *validations], model)
     if current_ranks().is_main:
         for name, value in each_once(metrics, by_set=True).items():
             print(f"{name:<40} {value:.6f}")

@@ -65,6 +65,10 @@ class LossResult(NamedTuple):
     correct: Tensor
 
     @property
+    def num_questions(self) -> int:
+        return len(self.losses)
+
+    @property
     def loss(self) -> Tensor:
         """Returns the sum over the questions, ()."""
         return self.losses.sum()

@@ -1,27 +1,26 @@
 """``dpr mine``: filters between the passages that a retriever found for a question and its negatives. The
-audit names each filter: how much was left out and why, how negatives compare with positives, five examples.
-``dpr score``: a teacher's score for every passage."""
+audit names each filter: how much was left out and why, how negatives compare with positives, five examples."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.records import Passage, TrainingSample, plain
-from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
+from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
-from dpr.indexer.ranking import Ranking, fuse_linear
-from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.indexer.ranking import Ranking
 from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
+from dpr.mining.scoring import as_written, scored_by
 from dpr.mining.search import LexicalSearch, Query, Search
 from dpr.mining.settings import MiningSettings
 from dpr.models.cross_encoder import CrossEncoder
@@ -65,6 +64,7 @@ class Mined:
     """Result for one question: the negatives, the number of candidates examined, and the number that each
     filter left out."""
 
+    positive_score: float | None = None
     negatives: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
@@ -100,7 +100,7 @@ def choose_negatives(
     known_texts = {plain(passage.text) for passage in positives}
     positive_words = [words_of(positive.text) for positive in positives]
     taken_words = [words_of(negative.text) for negative in existing]
-    mined = Mined()
+    mined = Mined(positive_score)
 
     for rank, (key, score) in enumerate(hits[: settings.to_rank], 1):
         if rank < settings.from_rank:
@@ -257,7 +257,6 @@ class Mining(BlockJob):
         most = settings.per_question * (1 if self.scorer is None else 2)
         kept: list[TrainingSample] = []
         mined: list[Mined] = []
-        scores: list[float | None] = []
         for row, sample, query, (hits, positive_score) in zip(rows, samples, queries, found, strict=True):
             if self.keep_within:
                 ids = {corpus.id_at(place) for place in query.positives}
@@ -279,7 +278,6 @@ class Mining(BlockJob):
                 )
             )
             kept.append(replace(sample, positives=positives, hard_negatives=existing))
-            scores.append(positive_score)
         if self.scorer is not None:
             named = [(sample.question, one) for sample, one in zip(kept, mined, strict=True)]
             veto(named, self.scorer, settings.per_question)
@@ -289,7 +287,8 @@ class Mining(BlockJob):
         left_out: Counter[str] = Counter()
         values: dict[str, list[float]] = {name: [] for name in _LABELS}
         example: Record | None = None
-        for sample, one, positive_score in zip(kept, mined, scores, strict=True):
+        for sample, one in zip(kept, mined, strict=True):
+            positive_score = one.positive_score
             counts["questions"] += 1
             counts["questions without negatives"] += not one.negatives
             counts["candidates"] += one.candidates
@@ -351,133 +350,3 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
 
 def _reasons(audit: dict[str, Any]) -> list[tuple[str, int]]:
     return sorted(audit["left_out"].items(), key=lambda item: -item[1])
-
-
-_DEPTH = 100
-"""Passages that each side of a hybrid ranks."""
-_SCORED = ("questions", "passages", "passages with a score", "questions whose best passage is a positive")
-
-
-def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
-    """Returns all passages of a sample, in the order of their scores."""
-    return sample.positives + sample.hard_negatives + sample.other_negatives
-
-
-def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
-    """Returns the sample with these scores of its passages, in place of existing ones."""
-    left = iter(scores)
-
-    def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
-        return tuple(replace(passage, teacher_score=as_written(next(left))) for passage in passages)
-
-    positives = scored(sample.positives)
-    hard = scored(sample.hard_negatives)
-    other = scored(sample.other_negatives)
-    return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
-
-
-def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Returns the samples with the cross-encoder's log-odds of all their passages."""
-    pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
-    scores = iter(scorer.log_odds(pairs))
-    return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
-
-
-def as_written(score: float | None) -> float | None:
-    """Returns a score as files hold it: with six decimals, where float32, in which training reads it, usually ends."""
-    return None if score is None else round(score, 6)
-
-
-def score_passages(
-    train: TrainingSet,
-    out: Path,
-    *,
-    scorer: CrossEncoder | None = None,
-    searches: Sequence[Search] = (),
-    weight: float = DEFAULT_WEIGHT,
-    corpus: Path | None = None,
-    processes: int = 1,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Writes ``train`` with a ``teacher_score`` of every passage as JSON lines to ``out`` and the audit to
-    ``<out>.audit.json``; returns the audit (``run_job``). Existing scores are replaced.
-
-    The teacher is a cross-encoder (its log-odds), one search (its scores), or two searches as a hybrid. The
-    hybrid is the sum by which ``dpr retrieve hybrid=linear`` ranks. Each side's scores of its 100 best
-    passages of the corpus are scaled to 0 to 1 for each question; the score is ``weight`` times the first's
-    plus the rest times the second's, and 0 for a passage that neither lists. A search knows the passages of
-    ``corpus`` (None: those of the training set) by their text; others get no score.
-    """
-    job = Scoring(train, out, searches, corpus, scorer, weight=weight)
-    audit = run_job(job, processes=processes, overwrite=overwrite)
-    counts = audit["counts"]
-    if missing := counts["passages"] - counts["passages with a score"]:
-        total = counts["passages"]
-        logger.warning(
-            "%s: %d of %d passages have no score, since they are not in the corpus", out, missing, total
-        )
-    return audit
-
-
-@dataclass
-class Scoring(BlockJob):
-    """Job that scores a block."""
-
-    weight: float = DEFAULT_WEIGHT
-    name = "scoring"
-
-    def chosen(self) -> dict[str, Any]:
-        return {"cross_encoder": self.scorer and self.scorer.fingerprint, "weight": self.weight}
-
-    def do_block(self, rows: range) -> tuple[list[Record], Record]:
-        samples = [self.train[row] for row in rows]
-        if self.scorer is not None:
-            samples = scored_by(self.scorer, samples)
-        else:
-            # the searches' scores of all passages of each question
-            corpus = self.corpus
-            rows_of = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
-            known = [[row for row in listed if row is not None] for listed in rows_of]
-            if len(self.searches) == 2:
-                queries = [Query(sample.question) for sample in samples]
-                first, second = ([hits for hits, _ in one.find(queries, _DEPTH)] for one in self.searches)
-                fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * _DEPTH))
-                found = [
-                    [scores.get(corpus.id_at(row), 0.0) for row in listed]
-                    for listed, scores in zip(known, fused, strict=True)
-                ]
-            else:
-                found = self.searches[0].scores([sample.question for sample in samples], known)
-            by_row: list[dict[int | None, float]] = [
-                dict(zip(listed, scores, strict=True)) for listed, scores in zip(known, found, strict=True)
-            ]
-            samples = [
-                with_teacher_scores(sample, map(scores.get, listed))
-                for sample, listed, scores in zip(samples, rows_of, by_row, strict=True)
-            ]
-
-        counts: Counter[str] = Counter(dict.fromkeys(_SCORED, 0))
-        values: dict[str, list[float]] = {"positive_score": [], "negative_score": []}
-        for sample in samples:
-            negatives = sample.hard_negatives + sample.other_negatives
-            ours = [
-                passage.teacher_score for passage in sample.positives if passage.teacher_score is not None
-            ]
-            theirs = [passage.teacher_score for passage in negatives if passage.teacher_score is not None]
-            counts["questions"] += 1
-            counts["passages"] += len(sample.positives) + len(negatives)
-            counts["passages with a score"] += len(ours) + len(theirs)
-            if ours and max(ours) >= max(theirs, default=max(ours)):
-                counts["questions whose best passage is a positive"] += 1
-            values["positive_score"] += ours
-            values["negative_score"] += theirs
-        return [sample_to_json(sample) for sample in samples], {"counts": dict(counts), "values": values}
-
-
-def score_lines(audit: dict[str, Any]) -> Iterator[str]:
-    """Yields the audit as a table for people."""
-    for name in _SCORED:
-        yield f"{audit['counts'][name]:>10,}  {name}"
-    yield from quantile_lines(
-        audit, {"positive_score": "scores of positives", "negative_score": "scores of negatives"}
-    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage, plain, text_hash
-from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
+from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.words import words_of
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -27,7 +29,7 @@ from dpr.formats.text_store import open_store
 from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import Ranking, to_rankings
+from dpr.indexer.ranking import Ranking, decode_ids, to_rankings
 from dpr.indexer.registry import IndexChoice, IndexStore, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.vectors import paired_dots, take_rows
@@ -35,9 +37,6 @@ from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import MANIFEST, describe_file, durable_folder
 
 TRAINING_PASSAGES = "corpus.jsonl"
-BLOCK_ROWS = 500
-DENSE_BLOCK_ROWS = 4096
-"""Questions for which the vectors of the corpus are read once."""
 _AT_ONCE = 8192
 _BY_TEXT = "rows_by_text"
 _MADE = "text:"
@@ -143,15 +142,12 @@ class LexicalSearch:
 
     mined_by = "bm25"
     """Value of ``mined_by`` in the negatives."""
+    block_rows = 500
+    """Number of questions searched together."""
     _choice = IndexChoice("bm25", Bm25Settings())
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_opened": None}  # each process opens the index for itself
-
-    @property
-    def block_rows(self) -> int:
-        """Returns the number of questions searched together."""
-        return BLOCK_ROWS
 
     def metadata(self) -> dict[str, Any]:
         """Returns everything that determines the result, as JSON. If any of it changes, mining starts over."""
@@ -203,6 +199,8 @@ class DenseSearch:
     precision: str = "fp32"
     prompt: str | None = None
 
+    block_rows = 4096  # for which the vectors of the corpus are read once
+
     @cached_property
     def _fingerprint(self) -> str:
         return self.model.fingerprint
@@ -210,10 +208,6 @@ class DenseSearch:
     @property
     def mined_by(self) -> str:
         return f"dense:{self._fingerprint[:12]}"
-
-    @property
-    def block_rows(self) -> int:
-        return DENSE_BLOCK_ROWS
 
     def metadata(self) -> dict[str, Any]:
         return {
@@ -235,27 +229,15 @@ class DenseSearch:
             folder = embed_shard(self.model, corpus.source(), config).folder
             shards = [VectorShard(folder, verify=False)]
         # the vectors must be those of the corpus, one by one and in its order
-        total = sum(shard.num_vectors for shard in shards)
-        hint = f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out"
-        if total != len(corpus.texts):
-            raise InputError(
-                f"{total} vectors",
-                file=", ".join(str(shard.path) for shard in shards[:4]),
-                expected=f"one for each of the {len(corpus.texts)} passages",
-                hint=hint,
-            )
-        expected = corpus.texts.ids()
-        for shard in shards:
-            for ids in shard.id_chunks():
-                for key, expected_id in zip(ids.tolist(), expected, strict=False):
-                    if key != expected_id.encode():
-                        raise InputError(
-                            f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}",
-                            file=shard.path,
-                            expected=f"the passages of {corpus.file} in their order",
-                            hint=hint,
-                        )
-
+        ids = (key for shard in shards for chunk in shard.id_chunks() for key in decode_ids(chunk))
+        for number, (found, expected) in enumerate(zip_longest(ids, corpus.texts.ids()), 1):
+            if found != expected:
+                raise InputError(
+                    f"vector {number} has the id {found!r} where the corpus has {expected!r}",
+                    file=", ".join(str(shard.path) for shard in shards[:4]),
+                    expected=f"one vector for each passage of {corpus.file}, in their order",
+                    hint=f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out",
+                )
         self.use_vectors(shards, self.model.device)
 
     def use_vectors(self, shards: Sequence[VectorShard], device: torch.device | str = "cpu") -> None:

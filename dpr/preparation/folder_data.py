@@ -13,49 +13,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
-from hashlib import blake2b
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.paths import as_text
-from dpr.core.records import Question, TrainingSample, composed, text_sha256
-from dpr.data.words import find_near_duplicates
+from dpr.core.records import Question, TrainingSample, text_sha256
+from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.bounded_reading import read_documents
-from dpr.formats.corpora import is_json_name, write_passages
+from dpr.formats.corpora import write_passages
 from dpr.formats.document_files import READERS
-from dpr.formats.documents import (
-    ANSWERS,
-    QUESTIONS,
-    Block,
-    Document,
-    Section,
-    column,
-    decoded,
-    one_line,
-    written_rows,
-)
-from dpr.formats.json_records import iter_json_objects
+from dpr.formats.documents import Document
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.passages import (
-    GIVEN,
-    KINDS,
-    Piece,
-    QuestionPair,
-    cut,
-    cut_section,
-    made_questions,
-    one_for_each_passage,
-    passage_prefix,
-    without_questions,
-    words_of,
-)
+from dpr.preparation.document_questions import KINDS, made_questions, without_questions
+from dpr.preparation.given_questions import find_answers, read_given
+from dpr.preparation.held_out import DEV, TEST, TRAIN, split_questions
+from dpr.preparation.passages import cut
 from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, read_manifest
@@ -114,21 +93,13 @@ def content_of_documents(files: Mapping[str, Path]) -> str:
 
 logger = get_logger(__name__)
 
-TRAIN = "train"
-DEV = "dev"
-TEST = "test"
+
 CORPUS = "corpus.jsonl"
 EVALUATION_CORPUS = "evaluation_corpus.jsonl"
 UNREAD = "unread.jsonl"
 LEAST_QUESTIONS = 30
-_FEW_GROUPS = 50
-_PART = 20  # passages
-# A group above the first share of a held-out set would make it a test of one topic; larger ones are taken if
-# nothing else is left.
-LARGEST_SHARES = (0.15, 0.5, 1.0)
+
 _ALIKE = 0.8
-_HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
-"""Share of the questions, and the largest number of them, by split."""
 
 
 def prepare_folder(
@@ -224,172 +195,3 @@ def _make(
     counts |= {f"{split} questions": len(of_split) for split, of_split in by_split.items()}
     counts["test questions by kind"] = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
     return counts
-
-
-def split_questions(pairs: Sequence[QuestionPair], seed: int) -> dict[str, list[QuestionPair]]:
-    """Returns the questions of train, dev and test: one question of each held-out passage, and all questions
-    of train passages.
-
-    The questions of a file are held out together. If there are few files, it is the questions of a part under
-    an outer heading; if there are few parts, of a section. If that leaves nothing for a split, since one
-    section has nearly all passages, it is those of ``_PART`` passages of a section. Given questions are held
-    out together if they have the same best passage or, if that leaves nothing for a split, each alone.
-    """
-    given = [one for one in pairs if one.kind == GIVEN]
-    candidates = given or one_for_each_passage(pairs)
-    for depth in range(2 if given else 4):
-        if (
-            depth == 3
-        ):  # questions about several parts are left out, since one of the parts may be held out and another not
-            pairs = [one for one in pairs if one.pieces[0].place // _PART == one.pieces[-1].place // _PART]
-            candidates = one_for_each_passage(pairs)
-        sizes = {
-            split: min(most, max(1, round(share * len(candidates))))
-            for split, (share, most) in _HELD_OUT.items()
-        }
-        groups = [_group(one, depth) for one in candidates]
-        split_of = dict(zip(groups, split_by_group(groups, sizes, seed=seed), strict=True))
-        if (given or len(split_of) >= _FEW_GROUPS) and {DEV, TEST, TRAIN} <= set(split_of.values()):
-            break
-    by_split: dict[str, list[QuestionPair]] = {TRAIN: [], DEV: [], TEST: []}
-    if given:
-        by_split[TRAIN] = [one for one in pairs if one.kind != GIVEN]
-    else:
-        by_split[TRAIN] = [one for one in pairs if split_of.get(_group(one, depth), TRAIN) == TRAIN]
-    for one in candidates:
-        split = split_of[_group(one, depth)]
-        if given or split != TRAIN:
-            by_split[split].append(one)
-    return by_split
-
-
-def _group(one: QuestionPair, depth: int) -> str:
-    """Returns the name of the group that a question is held out with; groups get smaller with ``depth``."""
-    piece = one.pieces[0]
-    section = str(piece.headings[-1][0])
-    made = (one.file, str(piece.headings[:2][-1][0]), section, f"{section}, part {piece.place // _PART}")
-    return (piece.id, one.text)[depth] if one.kind == GIVEN else made[depth]
-
-
-def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int) -> list[str]:
-    """Returns the split of each record; all records of a group get the same one.
-
-    Groups are taken in an order that depends on ``seed`` and their names alone, and fill the held-out splits
-    (``sizes``: name -> number of records) one after the other; the rest is ``train``. Small groups come
-    first. A split exceeds its size by less than one group, and a group larger than a whole split never enters
-    it, so a split can stay smaller than asked, or empty. None gets more than about a third.
-    """
-    members: defaultdict[str, int] = defaultdict(int)
-    for group in groups:
-        members[group] += 1
-    # Hashes, not a shuffle: one more package in the environment does not move the others to another split.
-    queue = sorted(members, key=lambda name: blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest())
-    split_of = dict.fromkeys(queue, TRAIN)
-    for split, wanted in sizes.items():
-        wanted = min(wanted, len(groups) // 3)
-        filled = 0
-        for share in LARGEST_SHARES:
-            for group in queue:
-                if filled < wanted and split_of[group] == TRAIN and members[group] <= max(1, wanted * share):
-                    split_of[group] = split
-                    filled += members[group]
-    return [split_of[group] for group in groups]
-
-
-FILES = ("file", "document", "path", "source")
-_COMPARED_WORDS = 30
-
-
-class GivenRow(NamedTuple):
-    """A question with its answer: a text, or a file of the folder."""
-
-    question: str
-    answer: str
-    line: int
-
-
-def read_given(path: Path) -> list[GivenRow]:
-    """Reads TSV, CSV or JSON lines. A header names the columns (question; answer or file), else they are the
-    first two.
-
-    Raises:
-        InputError: a row without question or answer; names the file and line.
-    """
-    rows = []
-    expected = "a question and its answer, or the file that answers it"
-    for line, names, cells in _records(path):
-        texts = []
-        for wanted in (QUESTIONS, ANSWERS + FILES):
-            place = column(names, wanted)
-            found = "" if place is None or place >= len(cells) else cells[place]
-            if isinstance(found, list) and found:
-                found = found[0]
-            texts.append(one_line(found) if isinstance(found, str) else "")
-        if not all(texts):
-            raise InputError("a row without question or answer", file=path, line=line, expected=expected)
-        rows.append(GivenRow(texts[0], texts[1], line))
-    if not rows:
-        raise InputError("no rows", file=path, expected=expected)
-    return rows
-
-
-def _records(path: Path) -> Iterator[tuple[int, Sequence[str], Sequence[Any]]]:
-    """Yields line, names and values of each row."""
-    if is_json_name(path):
-        for line, value in iter_json_objects(path):
-            yield line, list(value), list(value.values())
-        return
-    rows = written_rows(decoded(path.read_bytes()), path, commas=True)
-    names: Sequence[str] = rows[0][1] if rows else ()
-    if column(names, QUESTIONS) is None or column(names, ANSWERS + FILES) is None:
-        names = ("question", "answer")
-    for line, row in rows:
-        if row != names:
-            yield line, names, row
-
-
-def find_answers(
-    rows: Sequence[GivenRow], pieces: Sequence[Piece], *, name: str, words: int, overlap: int
-) -> tuple[list[QuestionPair], list[Piece]]:
-    """Returns the questions with the passages that answer them, and the passages that had to be added for
-    answers that the folder does not hold.
-
-    An answer is the name of a file (all of its passages answer), or a text: the passages that contain it,
-    compared word by word over its first 30 words, else new passages under the name of the questions' file.
-    """
-    # Names that an answer may give: files by path and, if only one has it, by name.
-    files: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        files.setdefault(piece.file, []).append(piece)
-    times = Counter(PurePosixPath(path).name for path in files)
-    answering = {}
-    for path, members in files.items():
-        answering[composed(path).casefold()] = members
-        if times[last := PurePosixPath(path).name] == 1:
-            answering[composed(last).casefold()] = members
-
-    texts = [f" {words_of(piece.passage().text)} " for piece in pieces]
-    added: list[Piece] = []
-    pairs: list[QuestionPair] = []
-    for row in counted(rows, "looking for answers", unit="questions"):
-        answer = row.answer if row.answer in answering else composed(row.answer).casefold()
-        if answer not in answering:
-            answer = row.answer
-            first = f" {' '.join(words_of(answer).split()[:_COMPARED_WORDS])} "
-            holders = [piece for piece, text in zip(pieces, texts, strict=True) if first in text]
-            if not first.strip() or not holders:
-                holders = []
-                for piece in cut_section(
-                    Section((), (Block(answer),), row.line), words=words, overlap=overlap
-                ):
-                    key = f"{passage_prefix(name)}#{len(added) + 1}"
-                    added.append(
-                        replace(piece, id=key, file=name, headings=((-1, name),), asks_headings=False)
-                    )
-                    holders.append(added[-1])
-            answering[answer] = holders
-        pairs.append(QuestionPair(row.question, GIVEN, tuple(answering[answer])))
-    known = sum(one.file != name for one in pairs)
-    message = "%d of %d questions are answered in the folder; the answers of the others become passages"
-    logger.info(message, known, len(pairs))
-    return pairs, added

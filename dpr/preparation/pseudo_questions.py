@@ -18,8 +18,9 @@ from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
+from dpr.data.cuts import KINDS, choose
 from dpr.data.order import PAIRS
-from dpr.data.pairs import KINDS, PseudoPairs, choose
+from dpr.data.pairs import PseudoPairs
 from dpr.data.words import joined, written_spans
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions

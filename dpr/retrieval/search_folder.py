@@ -17,7 +17,7 @@ from dpr.core.settings import check_type
 from dpr.embedding.source import PassageSource
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
-from dpr.retrieval.retrievers import QuestionForm
+from dpr.retrieval.question_form import QuestionForm
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import CHECKSUM, MANIFEST, read_json, write_json
 from dpr.storage.untrusted import leads_inside

@@ -22,13 +22,14 @@ from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens
-from dpr.jobs.search import StoredCorpus
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.retrievers import DenseRetriever, QuestionForm, question_batch
+from dpr.retrieval.question_form import QuestionForm
+from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_folder import FILE as SEARCH_FILE
-from dpr.retriever import Retriever
+from dpr.retrieval.sides import DenseRetriever, question_batch
+from dpr.retrieval.stored_corpus import StoredCorpus
 from dpr.serving.settings import ServeSettings
 
 logger = get_logger(__name__)

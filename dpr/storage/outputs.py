@@ -93,7 +93,7 @@ class RunLock:
         if self._release is not None:
             self._release()
 
-    def is_held(self) -> bool:
+    def is_ours(self) -> bool:
         """True if the file is still the one that this object wrote."""
         return _token_in(self._file) == self._token
 
@@ -124,7 +124,7 @@ class RunLock:
         if not is_alone:
             # a file system without locks: of two that take over at the same time, the last writer stays
             time.sleep(0.05)
-        return None if self.is_held() else "it has just taken the lock"
+        return None if self.is_ours() else "it has just taken the lock"
 
     def _holder(self, lock: dict[str, Any]) -> str | None:
         """Returns the first living process that a lock file names; None if the lock is free or damaged."""
@@ -159,7 +159,7 @@ class RunLock:
 
 
 @contextmanager
-def held(target: Path, *, file: Path | None = None, wait_s: float = 2.0) -> Iterator[None]:
+def locked(target: Path, *, file: Path | None = None, wait_s: float = 2.0) -> Iterator[None]:
     """Lets this process alone write ``target`` within the block. Waits and raises as ``RunLock.acquire``
     does."""
     lock = RunLock(target, file=file)
@@ -239,7 +239,7 @@ def output(target: Path, provenance: Mapping[str, Any], *, overwrite: bool | Non
     require_writable(target.parent, folder=True)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with held(target, file=lock_of(target)):
+    with locked(target, file=lock_of(target)):
         yield not _is_made(target, json.loads(json.dumps(provenance)), overwrite)
 
 

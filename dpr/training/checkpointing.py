@@ -151,7 +151,7 @@ class CheckpointFolder:
         failures: list[str] = []
 
         def save() -> None:
-            if not self.lock.is_held():
+            if not self.lock.is_ours():
                 raise CheckpointError(
                     "run.lock no longer belongs to this run: the folder was moved or emptied, or another run"
                     " has taken it over",

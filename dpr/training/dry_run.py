@@ -7,9 +7,9 @@ import time
 
 from dpr.core.errors import DivergedError
 from dpr.core.logs import duration
-from dpr.training.callbacks.defaults import ValidateAndSave
-from dpr.training.callbacks.verdict import is_start_measured, validations_ahead
-from dpr.training.metrics import peak_memory_gb, wait_for
+from dpr.training.callbacks.base_comparison import is_start_measured, validations_ahead
+from dpr.training.callbacks.saving import ValidateAndSave
+from dpr.training.device_speed import peak_memory_gb, wait_for
 from dpr.training.trainer import Trainer
 from dpr.training.validations.protocol import run_validations
 

@@ -21,12 +21,11 @@ from dpr.core.batch import BiEncoderBatch, plan_packs, plan_token_batches
 from dpr.core.compute_settings import autocast
 from dpr.core.distributed import Ranks, copy_from_main, largest_of_each
 from dpr.core.seeding import seed_torch
-from dpr.losses.protocol import Loss
+from dpr.losses.protocol import Loss, LossResult
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.models.towers import Towers
 from dpr.training.compute import TRIAL_LENGTH, average, graph_bytes_per_token, set_reduction, sharded_towers
-from dpr.training.metrics import StepResult
 from dpr.training.pool_gather import PoolGather
 from dpr.training.step import Step, objective_share, pool_loss
 
@@ -72,7 +71,7 @@ class CachedStep(Step):
         self._bytes_per_token = max(1.0, graph_bytes_per_token(model, length=length, precision=precision))
         copy_from_main(model.parameters())
 
-    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
+    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> LossResult:
         batch = batch.to(self.device)
         # Dropout of a chunk depends on the trainer's seed and on the chunk's number, so encoding it again
         # repeats it.
@@ -86,7 +85,7 @@ class CachedStep(Step):
             result = pool_loss(
                 self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_pool
             )
-            step = StepResult(result.losses.detach(), result.correct, len(batch))
+            step = LossResult(result.losses.detach(), result.correct)
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
                 # Backward ends at these leaves. Its only collectives are those of the gather, in the same

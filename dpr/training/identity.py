@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ from dpr.models.sources import files_of_model
 from dpr.models.towers import Towers
 from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
-from dpr.training.plan import Plan
 from dpr.training.run import CHECKPOINT_NAME, Callback, StoredRun
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
@@ -87,11 +86,12 @@ def _by_file(name: str, contents: list[str]) -> dict[str, str]:
 
 def run_identity(
     settings: TrainingSettings,
-    plan: Plan,
     model: Towers,
     loss: Loss,
     ranks: Ranks,
     *,
+    of_batches: Mapping[str, Any],
+    total_steps: int,
     dev_sets: OpenedSets,
     validations: Sequence[Validation],
     callbacks: Sequence[Callback],
@@ -101,8 +101,8 @@ def run_identity(
     all others that its outcome depends on (free).
 
     Both are the settings of these roles. Where the data, the model or the process group determine the
-    effective value, that value is taken. Both also have the content of all files read: those of train and dev
-    sets, of models, and those that validations and callbacks state.
+    effective value, that value is taken; ``of_batches`` is ``Plan.identity``. Both also have the content of all
+    files read: those of train and dev sets, of models, and those that validations and callbacks state.
     """
     # Name and content of each file that a model is read from; none if the model is not local or is this
     # run's.
@@ -116,19 +116,11 @@ def run_identity(
         if read:
             models[key] = [f"{name} {content}" for name, content in zip(read, contents, strict=True)]
     options = flat_values(model.options, (IDENTITY, UPDATES, WARNED))
-    sources = plan.dataset.sources
-    files = [source.fingerprint for source in sources]
     return RunIdentity(
         models=models,
         fixed=flat_values(settings, (IDENTITY,))
         | {
-            "train_datasets": files,
-            "datasets": [
-                options.metadata(source.name)
-                for source, options in zip(sources, plan.dataset.options, strict=True)
-            ],
-            "train_sampling_rates": plan.dataset.iterator.identity(),
-            "train.global_batch_size": plan.pool_size,
+            **of_batches,
             "loss.candidates": loss.candidates,
             "loss.guide.content": None,
             "loss.teacher.content": None,
@@ -158,9 +150,9 @@ def run_identity(
             "train.validation.content": [
                 content for each in validations if (content := dict(each.content()))
             ],
-            "train.max_steps": plan.total_steps,
+            "train.max_steps": total_steps,
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
-            "train.warmup_steps": settings.train.warmup(plan.total_steps),
+            "train.warmup_steps": settings.train.warmup(total_steps),
             "train.lr_schedule": settings.lr_schedule(),
             "train.adam_betas": str(settings.train.betas()),
             "encoder.packed": options["packed"],

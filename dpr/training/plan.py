@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
@@ -43,6 +44,19 @@ class Plan:
         """Returns the approximate number of texts that all steps encode."""
         negatives, _ = negatives_per_question(self.dataset.sources, self.dataset.collator)
         return self.total_steps * self.accumulation * self.pool_size * (2 + negatives)
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what the global batches depend on, by the names of settings (``RunIdentity.fixed``)."""
+        dataset = self.dataset
+        return {
+            "train_datasets": [source.fingerprint for source in dataset.sources],
+            "datasets": [
+                options.metadata(source.name)
+                for source, options in zip(dataset.sources, dataset.options, strict=True)
+            ],
+            "train_sampling_rates": dataset.iterator.identity(),
+            "train.global_batch_size": self.pool_size,
+        }
 
     def order_from(self, step: int) -> Iterator[tuple[int, int]]:
         """Yields the global batches of update ``step`` (counted from 0) and of all later ones."""

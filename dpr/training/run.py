@@ -13,12 +13,10 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.losses.protocol import Pool
+from dpr.losses.protocol import LossResult, Pool
 from dpr.models.towers import Towers
-from dpr.training.metrics import Metrics, StepResult
-from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import Metrics, Validation
 
 CHECKPOINT_NAME = "dpr_biencoder"
 
@@ -99,18 +97,21 @@ class Run(Protocol):
     epoch: int
     """The current epoch, from its ``on_epoch_begin`` to the next."""
     steps_per_epoch: int
-    plan: Plan
     total_steps: int
     """Steps that the schedule covers."""
     last_step: int
     """Step at which this start ends: ``total_steps``, or earlier with ``train.stop_at_epoch``."""
     validations: list[Validation]
-    results: list[StepResult]
+    results: list[LossResult]
     """Results of the last update's micro-batches on this rank."""
     learning_rate: float
     grad_norm: Tensor
     """Norm () of the last update's gradient before clipping, on the device. Reading it waits for the
     device."""
+
+    def num_texts(self) -> int:
+        """Returns the approximate number of texts that all steps encode."""
+        ...
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
         """Returns the training metrics of all ranks since the last call. All ranks call it together. ``peak``

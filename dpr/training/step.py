@@ -16,7 +16,6 @@ from dpr.core.errors import ConfigError
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.towers import BiEncoderVectors
 from dpr.training.compute import averaging, row_tables
-from dpr.training.metrics import StepResult
 from dpr.training.pool_gather import PoolGather
 
 OnPool = Callable[[Tensor, Pool, BiEncoderBatch], None]
@@ -40,9 +39,9 @@ class Step(ABC):
         self._by_rows = row_tables(model)
 
     @abstractmethod
-    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
+    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> LossResult:
         """Takes one of the ``num_pools`` micro-batches of an optimizer step. With the last, gradients are
-        averaged over ranks."""
+        averaged over ranks. The result is detached, and its losses are without loss weights."""
 
 
 def pool_loss(
@@ -92,7 +91,7 @@ def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -
 class DirectStep(Step):
     """A step with both towers at once, the whole batch in one forward."""
 
-    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
+    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> LossResult:
         batch = batch.to(self.device)
         gather = PoolGather(batch, self.loss, self.ranks)
         with averaging(self.model, is_last=is_last):
@@ -105,4 +104,4 @@ class DirectStep(Step):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
                 if self._by_rows and is_last:
                     average_gradients(self.model.parameters(), by_rows=self._by_rows)
-        return StepResult(result.losses.detach(), result.correct, len(batch))
+        return LossResult(result.losses.detach(), result.correct)

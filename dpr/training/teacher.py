@@ -20,7 +20,8 @@ from dpr.core.settings import listed
 from dpr.data.collator import judgement_identity
 from dpr.data.settings import TextSettings
 from dpr.formats.vector_shards import open_shards
-from dpr.losses.objective import StoredVectors, Teacher
+from dpr.losses.distillation import Teacher
+from dpr.losses.stored_vectors import StoredVectors
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import read_manifest
 

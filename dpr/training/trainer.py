@@ -28,7 +28,7 @@ from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
 from dpr.formats.checkpoints import seal_run
 from dpr.formats.results import finest, is_baseline
-from dpr.losses.protocol import Loss
+from dpr.losses.protocol import Loss, LossResult
 from dpr.models.encoder import checkpoint_activations
 from dpr.models.properties import mention_bf16
 from dpr.models.towers import Towers
@@ -37,14 +37,15 @@ from dpr.training.checkpointing import CheckpointFolder, StateOfRun
 from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
 from dpr.training.grad_cache import CachedStep
 from dpr.training.identity import RunIdentity, check_identity, run_identity, stored_value
-from dpr.training.metrics import Metrics, StepResult, TrainingMetrics
+from dpr.training.metrics import TrainingMetrics
 from dpr.training.optimizer import learning_rate_factor, make_optimizer, set_learning_rate
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
 from dpr.training.run import Callback, Progress, Run, checkpoint_name
-from dpr.training.settings import TrainingSettings, TrainSettings
+from dpr.training.settings import TrainingSettings, TrainNode
 from dpr.training.step import DirectStep, Step
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.validations.protocol import (
+    Metrics,
     Validation,
     broken_guard,
     guard_limits,
@@ -135,7 +136,7 @@ class Trainer(Run):
         self.progress = Progress()
         self.metrics = TrainingMetrics(model, [source.name for source in sources])
         self.grad_norm = torch.zeros(())
-        self.results: list[StepResult] = []
+        self.results: list[LossResult] = []
         self._better: dict[str, Any] = {}
         self._stopping = StopAgreement()
 
@@ -191,7 +192,9 @@ class Trainer(Run):
         self._is_open = True
         stored = self.checkpoints.stored_run(fresh=self.settings.resume == "fresh")
         self.identity = run_identity(
-            *(self.settings, self.plan, self.model, self.loss, self.ranks),
+            *(self.settings, self.model, self.loss, self.ranks),
+            of_batches=self.plan.identity(),
+            total_steps=self.total_steps,
             dev_sets=self._dev_sets,
             validations=self.validations,
             callbacks=self.callbacks,
@@ -277,7 +280,7 @@ class Trainer(Run):
             pin_memory=self.device.type == "cuda",
         )
 
-    def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
+    def forward_backward(self, batch: BiEncoderBatch, number: int) -> LossResult:
         """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step,
         number, rank) alone."""
         seed_torch(DROPOUT, self.settings.seed, self.progress.step, number, self.ranks.rank)
@@ -310,6 +313,9 @@ class Trainer(Run):
         self.step.scaler.update()
         self.emit("on_after_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
+
+    def num_texts(self) -> int:
+        return self.plan.num_texts()
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
         metrics = self.metrics.take(peak=peak)
@@ -406,9 +412,7 @@ class Trainer(Run):
             getattr(callback, moment)(self, *arguments)
 
 
-def make_step(
-    model: Towers, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device
-) -> Step:
+def make_step(model: Towers, loss: Loss, settings: TrainNode, *, ranks: Ranks, device: torch.device) -> Step:
     """Returns the step that the settings ask for: the whole batch at once, or chunk by chunk. If they ask for
     it, the model is sharded."""
     cached = None

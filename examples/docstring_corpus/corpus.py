@@ -23,14 +23,14 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
-from dpr.data.words import find_near_duplicates
+from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.documents import name_as_words
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
-from dpr.preparation.folder_data import TRAIN, split_by_group
+from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.storage.durable import describe_file, durable_folder, read_manifest
 from dpr.storage.outputs import output
 from examples.docstring_corpus.docstrings import Docstring, SourceFile, find_sources, read_docstrings

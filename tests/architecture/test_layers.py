@@ -27,16 +27,14 @@ LAYERS = {
     "preparation": 6,
     "mining": 6,
     "export": 6,
+    "serving": 7,
     "integrations": 7,
+    "adaptation": 7,
     "jobs": 8,
-    "retriever": 9,
-    "serving": 10,
-    "__init__": 10,
-    "cli": 12,
-    "__main__": 13,
+    "__init__": 8,
+    "cli": 9,
+    "__main__": 10,
 }
-ON_THE_DOOR = dict.fromkeys(("dpr/jobs/ask.py", "dpr/jobs/serve.py"), 11)
-"""Of the jobs, the commands that stand on dpr.Retriever; nothing but the command line imports them."""
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.
 ROOMS = {
@@ -48,7 +46,7 @@ ROOMS = {
     "requests": ("dpr/formats/",),
     "safetensors": ("dpr/storage/", "dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),
-    "pyarrow": ("dpr/formats/", "dpr/export/vector_stores.py"),
+    "pyarrow": ("dpr/formats/", "dpr/export/lancedb.py"),
     "yaml": ("dpr/formats/",),
     "filelock": ("dpr/formats/", "dpr/storage/"),
     "faiss": ("dpr/indexer/",),
@@ -109,7 +107,7 @@ def _is_light(name: str) -> bool:
 
 def layer_faults(source: Source) -> list[str]:
     """Imports that go up, sideways, or from settings to anything but errors and settings."""
-    own = ON_THE_DOOR.get(source.name, LAYERS.get(source.room or Path(source.name).stem))
+    own = LAYERS.get(source.room or Path(source.name).stem)
     faults = []
     for name, node in imports(source):
         parts = name.split(".")
@@ -117,12 +115,6 @@ def layer_faults(source: Source) -> list[str]:
             continue
         other = parts[1]
         is_down = other == source.room or LAYERS.get(other, 99) < own
-        if (
-            source.name not in ON_THE_DOOR
-            and source.room != "cli"
-            and ("/".join(parts[:3]) + ".py") in ON_THE_DOOR
-        ):
-            is_down = False
         if _holds_settings(source) and not _is_light(name):
             is_down = False
         if not is_down:

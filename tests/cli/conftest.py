@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dpr.adaptation import choices, stages
 from dpr.core.settings import Settings
-from dpr.jobs import adapt
 from tests.helpers.small_stages import small_command_line
 
 
@@ -29,6 +29,6 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ran.append(command[1])
         return command
 
-    monkeypatch.setattr(adapt, "command_line", noted)
-    monkeypatch.setattr(adapt, "LEAST_PAIRS", 64)
+    monkeypatch.setattr(stages, "command_line", noted)
+    monkeypatch.setattr(choices, "LEAST_PAIRS", 64)
     return ran

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from dpr import BiEncoder
+from dpr.adaptation.choices import Texts, chosen_weight, clearly_best, training
 from dpr.cli.main import main
-from dpr.jobs.adapt import Texts, chosen_weight, clearly_best, training
 from dpr.preparation.settings import AdaptSettings
-from dpr.training.settings import TrainSettings
+from dpr.training.settings import TrainNode
 from tests.helpers.tiny import sentence, tiny_model
 
 STAGES = ["prepare", "new-encoder", "train", "embed", "embed", "retrieve"]
@@ -255,7 +255,7 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
 ) -> None:
     texts = Texts(tmp_path, tmp_path / "corpus.tsv", tmp_path / "corpus.tsv", {})
 
-    def made(passages: int, **given: Any) -> TrainSettings:
+    def made(passages: int, **given: Any) -> TrainNode:
         monkeypatch.setattr(Texts, "counts", lambda self: {"passages": passages})
         config = AdaptSettings(out=str(tmp_path), **given)
         return training(config, texts, tmp_path / "model", 0.1).train

@@ -1,5 +1,5 @@
-"""A user-defined loss and validation, written in this file alone, work from the command line wherever the
-toolkit's own do."""
+"""A user-defined loss, validation and pooling, written in this file alone, work from the command line wherever
+the toolkit's own do."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dpr.cli.main import main as dpr
 from dpr.core.batch import BiEncoderBatch
-from dpr.formats import checkpoints
 from dpr.losses.candidates import score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder
-from dpr.training.metrics import Metrics
-from dpr.training.validations.protocol import Validation
+from dpr.models.pooling import MeanPooling
+from dpr.models.settings import EncoderSettings
+from dpr.training.validations.protocol import Metrics, Validation
 from tests.helpers.jobs import train as main
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import training_folder
+from tests.helpers.training import assert_near, assert_same_bits, stored
 
 HERE = "tests.cli.test_contracts"
+TOY = f"{HERE}:Toy"
 
 
 class BothWays(Loss):
@@ -53,6 +56,25 @@ class Spread(Validation):
         return {f"eval/{self.name}": float((vectors - vectors.mean(0)).norm(dim=1).mean())}
 
 
+class Toy(nn.Module):
+    """The mean over all tokens beside the first token, which has weights of its own."""
+
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.mean, self.weight = MeanPooling(hidden_size, vocab_size), nn.Parameter(torch.ones(hidden_size))
+
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        return None
+
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        mean = self.mean.padded(hidden, tokens, mask, position)
+        return torch.cat([mean, hidden[:, 0] * self.weight], dim=1)
+
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        first = hidden[torch.cumsum(lengths, 0) - lengths]
+        return torch.cat([self.mean.packed(hidden, tokens, lengths, position), first * self.weight], dim=1)
+
+
 class Stranger:
     def __call__(self, model: BiEncoder) -> Metrics:
         return {}
@@ -62,13 +84,22 @@ class Greedy(BothWays):
     needs = frozenset({"contexts", "teacher"})
 
 
-def code_of(argv: list[str]) -> int:
-    return main(argv)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training_folder(tmp_path_factory.mktemp("contracts"), train=24, dev=6)
+    folder = training_folder(tmp_path_factory.mktemp("contracts"), train=24, dev=6)
+    rows = "".join(f"{row}\tba be {word}\t\n" for row, word in enumerate("bi bo ca co".split()))
+    (folder / "corpus.tsv").write_text(f"id\ttext\ttitle\n{rows}")
+    (folder / "questions.csv").write_text("ba be\t['bi']\nco\t['co']\n")
+    return folder
+
+
+# adam_eps is above most gradients, so that updates do not magnify the rounding of small ones
+SETTINGS = (
+    "encoder.pretrained=false encoder.sequence_length=24 encoder.dropout=0 encoder.normalize=true"
+    " train.global_batch_size=8 train.num_train_epochs=2 train.learning_rate=0.05 train.warmup_steps=0"
+    " loss.temperature=0.1 loss.learn_temperature=true train.adam_eps=0.01 train.num_workers=0"
+    " train.keep_last=0 device=cpu"
+)
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str]:
@@ -77,22 +108,8 @@ def arguments(folder: Path, name: str, *more: str) -> list[str]:
         f"dev_datasets=[{folder}/dev.json]",
         f"output_dir={folder}/{name}",
         f"encoder.pretrained_model_cfg={folder}/encoder",
-        *(
-            "encoder.pretrained=false",
-            "encoder.sequence_length=24",
-            "encoder.dropout=0",
-            "encoder.normalize=true",
-        ),
-        *(
-            "train.global_batch_size=8",
-            "train.num_train_epochs=2",
-            "train.learning_rate=0.05",
-            "train.warmup_steps=0",
-        ),
-        *("loss.temperature=0.1", "loss.learn_temperature=true"),
-        # above most gradients, so that updates do not magnify the rounding of small ones
-        "train.adam_eps=0.01",
-        *("train.num_workers=0", "train.keep_last=0", "device=cpu"),
+        f"encoder.pooling={TOY}",
+        *SETTINGS.split(),
         f"loss.name={{use: '{HERE}:BothWays', share: 4}}",
         f"train.validation=['{HERE}:Spread',{{use: '{HERE}:Spread', name: other, words: [ka, lo]}}]",
         "train.best_metric=eval/other",
@@ -101,29 +118,29 @@ def arguments(folder: Path, name: str, *more: str) -> list[str]:
 
 
 def train(folder: Path, name: str, *more: str, ranks: int = 1) -> dict[str, Tensor]:
-    assert run_on_ranks(code_of, ranks, arguments(folder, name, *more), join=False) == [0] * ranks
-    newest = checkpoints.checkpoint_folders(folder / name, "dpr_biencoder")[0]
-    return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
+    command = ["train", *arguments(folder, name, *more)]
+    assert run_on_ranks(dpr, ranks, command, join=False) == [0] * ranks
+    return stored(folder / name)
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Tensor]:
-    return train(folder, "alone")
+    weights = train(folder, "alone")
+    own = [tensor for name, tensor in weights.items() if name.endswith("_model.pooling.weight")]
+    assert own and not any(torch.equal(tensor, torch.ones_like(tensor)) for tensor in own)
+    return weights
 
 
-def test_a_loss_trains_alike_cached_on_two_processes(folder: Path, alone: dict[str, Tensor]) -> None:
-    found = train(folder, "two-ranks", "train.grad_cache_tokens=60", "train.batch_size=4", ranks=2)
-    assert found.keys() == alone.keys()
-    for key, expected in alone.items():
-        torch.testing.assert_close(found[key], expected, rtol=0, atol=3e-4, msg=key)
+def test_they_train_alike_padded_and_cached_on_two_processes(folder: Path, alone: dict[str, Tensor]) -> None:
+    other = ["encoder.packed=false", "train.grad_cache_tokens=60", "train.batch_size=4"]
+    assert_near(train(folder, "two-ranks", *other, ranks=2), alone, 3e-4)
 
 
 def test_a_run_is_resumed_bit_for_bit_and_another_loss_is_refused(
     folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(folder, "halves", "train.stop_at_epoch=1")
-    resumed = train(folder, "halves", "train.stop_at_epoch=2")
-    assert all(torch.equal(tensor, resumed[key]) for key, tensor in alone.items())
+    assert_same_bits(train(folder, "halves", "train.stop_at_epoch=2"), alone)
     assert main(arguments(folder, "halves", f"loss.name={{use: '{HERE}:BothWays', share: 0.5}}")) == 3
     assert "loss.name" in capsys.readouterr().err
 
@@ -144,14 +161,16 @@ def test_metrics_of_every_validation_are_written_and_any_may_choose_the_best(
     summary = json.loads((folder / "alone" / "metrics.json").read_text())
     assert (summary["best_metric"], summary["best_value"]) == ("eval/other", best["eval/other"])
     assert summary["best_checkpoint"] == f"dpr_biencoder.step{best['step']}"
-    model = BiEncoder.load(folder / "alone" / "dpr_biencoder.step6")
+    model = BiEncoder.load(folder / "alone" / "dpr_biencoder.step6", settings=EncoderSettings(pooling=TOY))
+    assert model.dimension == 32
     assert Spread()(model)["eval/spread"] == pytest.approx(validations[1]["eval/spread"], abs=1e-5)
 
 
 def test_evaluation_only_has_them_too(
     folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = [f"model_file={folder}/alone", f"dev_datasets=[{folder}/dev.json]", "device=cpu"]
+    model = [f"model_file={folder}/alone", f"encoder.pooling={TOY}", "device=cpu"]
+    model += [f"dev_datasets=[{folder}/dev.json]"]
     assert main([*model, f"train.validation='{HERE}:Spread'", "train.dev_batch_size=6"]) == 0
     shown = dict(
         line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("eval/")
@@ -164,7 +183,8 @@ def test_evaluation_by_itself_says_little_and_each_figure_once(
 ) -> None:
     dev = folder / "dev.json"
     (folder / "other.json").write_text(json.dumps(json.loads(dev.read_text())[1:]))
-    assert main([f"model_file={folder}/alone", f"dev_datasets={dev}", "device=cpu"]) == 0
+    model = [f"model_file={folder}/alone", f"encoder.pooling={TOY}", "device=cpu"]
+    assert main([*model, f"dev_datasets={dev}"]) == 0
     said = capsys.readouterr()
     names = [line.split()[0] for line in said.out.splitlines()]
     of_ranks = ["avg_rank", "avg_rank_low", "avg_rank_high"]
@@ -173,9 +193,7 @@ def test_evaluation_by_itself_says_little_and_each_figure_once(
     )
     assert len(said.err.splitlines()) <= 6 and " W " not in said.err
     # Of several sets each has its own.
-    assert (
-        main([f"model_file={folder}/alone", f"dev_datasets=[{dev},{folder}/other.json]", "device=cpu"]) == 0
-    )
+    assert main([*model, f"dev_datasets=[{dev},{folder}/other.json]"]) == 0
     out = capsys.readouterr().out
     assert "eval/dev/nll_loss" in out and "eval/other/nll_loss" in out
 
@@ -189,6 +207,24 @@ def test_training_says_little_before_its_first_step(
     assert main([*given, f"output_dir={tmp_path}/run"]) == 0
     before = capsys.readouterr().err.partition("epoch 0 step 1/1")[0].splitlines()
     assert 3 <= len(before) <= 12
+
+
+def test_commands_load_a_pooling_where_its_class_is_named_and_refuse_it_otherwise(
+    folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    named, model = f"encoder.pooling={TOY}", [f"model_file={folder}/alone", "device=cpu"]
+    corpus, vectors = f"{folder}/corpus.tsv", f"{folder}/vectors"
+    asked = [f"qa_dataset={folder}/questions.csv", f"out_file={folder}/found.json"]
+    for command, *words in (
+        ("embed", *model, f"ctx_src={corpus}", f"out_file={vectors}"),
+        ("retrieve", *model, f"ctx_datasets=[{corpus}]", f"encoded_ctx_files=[{vectors}_0]", *asked),
+        ("mine", f"{folder}/train.json", *model, f"out={folder}/mined.jsonl"),
+    ):
+        assert dpr([command, *words]) == 3
+        assert f"set {named}" in capsys.readouterr().err
+        assert dpr([command, *words, named]) == 0
+    assert dpr(["export", model[0], f"out_file={folder}/exported.cp", "to=dpr", named]) == 3
+    assert f"pooling is {TOY}" in capsys.readouterr().err
 
 
 REFUSED: list[tuple[str, str]] = [

@@ -25,7 +25,7 @@ from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.vectors import VectorSource, blocks
 from dpr.models.biencoder import BiEncoder
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import sentence, tiny_model
 

@@ -18,12 +18,12 @@ from dpr.cli.main import COMMANDS, main
 from dpr.core.distributed import process_group
 from dpr.core.errors import DivergedError, InputError
 from dpr.core.settings import settings
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.cli.dry_job import Seen
 from tests.helpers.examples import examples
 
 ODD_VALUES = ["[", "{a:1}", "${x}", "1e999", "[[],{}]", "'", "nan", "a,b", "\\\\", "???"]
-KEYS = [entry.key for entry in settings(BiEncoderTrainConfig)]
+KEYS = [entry.key for entry in settings(TrainCommand)]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def compose(*argv: str) -> BiEncoderTrainConfig:
+def compose(*argv: str) -> TrainCommand:
     seen, names = (
         Seen(),
         {
@@ -43,7 +43,7 @@ def compose(*argv: str) -> BiEncoderTrainConfig:
         },
     )
     named = [f"dev_datasets=[{','.join(names)}]"] if names else []  # what no setting names is refused
-    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, [*argv, *named]) == 0
+    assert launch("biencoder_train_cfg", TrainCommand, seen, [*argv, *named]) == 0
     return seen.only
 
 
@@ -51,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The message of a command line that must be refused before the job starts: exit 2, at most five lines,
     no traceback."""
     seen = Seen()
-    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, list(argv)) == 2
+    assert launch("biencoder_train_cfg", TrainCommand, seen, list(argv)) == 2
     assert not seen.configs
     message = capsys.readouterr().err
     assert 1 <= len(message.strip().splitlines()) <= 5, message
@@ -81,13 +81,13 @@ class TestComposition:
         )
 
     def test_yaml_defaults_agree_with_the_dataclasses(self) -> None:
-        config, plain = compose(), BiEncoderTrainConfig()
+        config, plain = compose(), TrainCommand()
         config.datasets = {}
         assert config == plain
 
     def test_below_the_door_there_are_plain_objects(self) -> None:
         config = compose("datasets.mine.file=x.json", "train_datasets=[a,b]")
-        assert type(config) is BiEncoderTrainConfig
+        assert type(config) is TrainCommand
         assert type(config.datasets["mine"]) is dict
         assert type(config.train_datasets) is list
 
@@ -220,7 +220,7 @@ class TestWithoutEffect:
     """Nothing is refused: one line names what was given on the command line, what files say is not told."""
 
     def told(self, capsys: pytest.CaptureFixture[str], *given: str) -> str:
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), list(given)) == 0
+        assert launch("biencoder_train_cfg", TrainCommand, Seen(), list(given)) == 0
         return capsys.readouterr().err
 
     def test_defaults_and_presets_are_not_told(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +246,7 @@ class TestWithoutEffect:
     def test_what_does_nothing_reaches_no_job(self) -> None:
         seen = Seen()
         given = ["model_file=m", "dev_datasets=d.json", "train.batch_size=8", "encoder.pretrained=false"]
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, given) == 0
+        assert launch("biencoder_train_cfg", TrainCommand, seen, given) == 0
         assert (seen.only.train.batch_size, seen.only.encoder.pretrained) == (32, True)
 
     def test_options_of_a_data_set_that_nothing_names_are_told(
@@ -344,7 +344,7 @@ class TestMistakes:
     def test_any_value_is_taken_or_refused_in_five_lines(
         self, key: str, value: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        code = launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [f"{key}={value}"])
+        code = launch("biencoder_train_cfg", TrainCommand, Seen(), [f"{key}={value}"])
         message = capsys.readouterr().err
         assert code in (0, 2)
         assert len(message.strip().splitlines()) <= 5
@@ -362,11 +362,11 @@ def test_a_malformed_variable_of_the_launcher_is_one_sentence(
         monkeypatch.setenv(variable, "0" if variable != "WORLD_SIZE" else "1")
     monkeypatch.setenv(name, value)
 
-    def job(config: BiEncoderTrainConfig) -> None:
+    def job(config: TrainCommand) -> None:
         with process_group("cpu"):
             raise AssertionError("it was joined")
 
-    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, []) == 2
+    assert launch("biencoder_train_cfg", TrainCommand, job, []) == 2
     message = capsys.readouterr().err
     assert (
         f"the environment has {name}={value[:40]!r}, not a number from 0 on" in message
@@ -376,10 +376,10 @@ def test_a_malformed_variable_of_the_launcher_is_one_sentence(
 
 class TestEndings:
     def end(self, error: BaseException) -> int:
-        def job(config: BiEncoderTrainConfig) -> None:
+        def job(config: TrainCommand) -> None:
             raise error
 
-        return launch("biencoder_train_cfg", BiEncoderTrainConfig, job, [])
+        return launch("biencoder_train_cfg", TrainCommand, job, [])
 
     def test_errors_for_a_person_have_no_traceback_and_their_own_code(
         self, capsys: pytest.CaptureFixture[str]
@@ -403,7 +403,7 @@ class TestHelp:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COLUMNS", "140")
-        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help=all"]) == 0
+        assert launch("biencoder_train_cfg", TrainCommand, Seen(), ["--help=all"]) == 0
         text = capsys.readouterr().out
         assert [key for key in KEYS if key not in text] == []
         assert "Questions per step and rank." in text
@@ -445,11 +445,11 @@ class TestHelp:
 def test_how_much_is_said(
     flags: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def job(config: BiEncoderTrainConfig) -> None:
+    def job(config: TrainCommand) -> None:
         logger = logging.getLogger("dpr.jobs")
         logger.debug("said")
         logger.info("said")
         logger.warning("said")
 
-    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, flags) == 0
+    assert launch("biencoder_train_cfg", TrainCommand, job, flags) == 0
     assert "".join(re.findall("(?m) ([DIW]) said$", capsys.readouterr().err)) == expected

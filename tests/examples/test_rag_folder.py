@@ -14,7 +14,8 @@ from dpr.cli.main import main
 from dpr.jobs.adapt import write_search
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.preparation.folder_data import CORPUS, FolderSettings, prepare_folder
+from dpr.preparation.folder_data import CORPUS, prepare_folder
+from dpr.preparation.settings import FolderSettings
 from dpr.storage.durable import durable_folder
 from examples.rag_folder import main as rag
 from examples.rag_folder import prompt, sources

@@ -33,9 +33,9 @@ from tests.helpers.tiny import encoder_folder, make_samples, sentence, static_fo
 LIMIT_S = 120.0
 DOWNLOADED = random.Random(0).randbytes(3_000_000)
 DIGEST = hashlib.sha256(DOWNLOADED).hexdigest()
-DIGEST = hashlib.sha256(DOWNLOADED).hexdigest()
-DENSE = ["model_file=in/model", "no_cuda=true"]
-ASKED = ["qa_dataset=in/questions.jsonl", "qrels=in/qrels.tsv", "ctx_datatsets=[in/corpus.tsv]", "n_docs=5"]
+DENSE = "model_file=in/model no_cuda=true"
+ASKED = "qa_dataset=in/questions.jsonl qrels=in/qrels.tsv ctx_datatsets=[in/corpus.tsv] n_docs=5"
+MINED = "in/train.json corpus=in/corpus.tsv allow_missing=true out=out/mined.jsonl"
 STUDENT = (
     "train train_datasets=in/ids.jsonl output_dir=out/run encoder.sequence_length=24 train.batch_size=8"
     " train.num_train_epochs=2 train.warmup_steps=1 train.save_every_steps=2 train.log_batch_step=3"
@@ -51,142 +51,55 @@ SUITE = {
 """Files of the set of suite.yaml, and what they are copies of."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A command line, relative to a folder with the inputs in ``in``; ``changed`` is the input that another
-    text is put into.
-
-    ``made_of_cache`` is an output that the command makes from its cache; while it is there, the cache is not
-    read.
-    """
-
-    name: str
-    line: str
-    changed: str
-    made_of_cache: str = ""
-
-    def arguments(self, url: str) -> list[str]:
-        return self.line.replace("URL", url).split()
-
-
 JOBS = {
-    job.name: job
-    for job in (
-        Job("prepare", "prepare in/pairs.tsv on_bad_row=skip out=out/train.jsonl", "pairs.tsv"),
-        Job("prepare to=tevatron", "prepare in/train.json to=tevatron out=out/train.jsonl.gz", "train.json"),
-        Job("prepare to=beir", "prepare in/train.json to=beir out=out/beir", "train.json"),
-        Job(
-            "examples.docstring_corpus",
-            "examples.docstring_corpus --packages tqdm filelock --dev 5 --test 5 --processes 1 --out"
-            " out/data",
-            "",
-        ),
-        Job("prepare-folder", "prepare in/docs out=out/data questions=in/faq.tsv", "docs/page1.md"),
-        Job("prepare-pairs", "prepare in/corpus.tsv pairs=mixed out=out/pairs rounds=2", "corpus.tsv"),
-        Job(
-            "new-encoder",
-            "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16",
-            "corpus.tsv",
-        ),
-        Job(
-            "export to=dpr",
-            "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp",
-            "",
-        ),
-        Job("export to=hf-dpr", "export to=hf-dpr model_file=in/model out=out/hf", ""),
-        Job(
-            "export to=vectors",
-            "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki",
-            "wiki_0",
-        ),
-        Job(
-            "embed",
-            f"embed {' '.join(DENSE)} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16",
-            "corpus.tsv",
-        ),
-        Job(
-            "retrieve indexer=bm25",
-            f"retrieve indexer=bm25 {' '.join(ASKED)} bm25_index_path=out/bm25 out_file=out/results.json.gz"
-            " trec_run_file=out/run.trec metrics_file=out/metrics.json search_folder=out",
-            "corpus.tsv",
-        ),
-        Job(
-            "retrieve indexer=ivf",
-            f"retrieve indexer=ivf {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0]"
-            " index_path=out/index out_file=out/results.json",
-            "questions.jsonl",
-        ),
-        Job(
-            "evaluate",
-            f"evaluate suite=in/suite.yaml {' '.join(DENSE)} output_dir=out/suite n_docs=5",
-            "one/corpus.tsv",
-            made_of_cache="out/suite/one",
-        ),
-        Job(
-            "evaluate run_file",
-            "evaluate run_file=in/a.run qrels=in/qrels.tsv metrics_file=out/metrics.json",
-            "",
-        ),
-        Job(
-            "mine",
-            "mine in/train.json corpus=in/corpus.tsv allow_missing=true out=out/mined.jsonl",
-            "corpus.tsv",
-        ),
-        Job(
-            "mine model_file",
-            "mine in/train.json corpus=in/corpus.tsv allow_missing=true model_file=in/model device=cpu"
-            " out=out/mined.jsonl",
-            "train.json",
-        ),
-        Job(
-            "score",
-            "score in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu hybrid=linear"
-            " out=out/scored.jsonl",
-            "train.json",
-        ),
-        Job("compare", "compare a=in/a.json b=in/b.json --out out/table.json", "a.json"),
-        Job("report", "report in/run a=in/a.json --out out/report.html", "a.json"),
-        Job(
-            "download",
-            f"download x output_dir=out resources.x.url=URL/x.bin resources.x.sha256={DIGEST}",
-            "",
-        ),
-        Job(
-            "train",
-            "train train_datasets=in/train.json dev_datasets=in/dev.json output_dir=out/run"
-            " encoder.pretrained_model_cfg=in/encoder encoder.pretrained=false encoder.sequence_length=24"
-            " train.batch_size=8 train.num_train_epochs=2 train.warmup_steps=1 train.hard_negatives=0"
-            " train.save_every_steps=2 no_cuda=true",
-            "train.json",
-        ),
-        Job(
-            "train loss.teacher",
-            f"{STUDENT} loss.teacher=in/vectors_0 loss.guide=[in/vectors_0] encoder.projection_dim=16"
-            " encoder.pooling=idf "
-            "encoder.pretrained_model_cfg=in/static train.best_metric=eval/questions/mrr@10 "
-            "train.validation=[{kind:retrieval,corpus:in/corpus.tsv,questions:in/questions.jsonl,qrels:in/qrels.tsv}]",
-            "",
-        ),
-        Job("train model_file", f"{STUDENT} model_file=in/model loss.teacher=in/other", ""),
-        Job(
-            "merge",
-            "merge tuned=in/model base=in/other weights=[0.3,0.6] set=in/set split=test device=cpu"
-            " out=out/merged",
-            "",
-        ),
-        Job("merge of two", "merge tuned=[in/model,in/other] device=cpu out=out/merged", ""),
-    )
+    "prepare": "prepare in/pairs.tsv on_bad_row=skip out=out/train.jsonl",
+    "prepare to=tevatron": "prepare in/train.json to=tevatron out=out/train.jsonl.gz",
+    "prepare to=beir": "prepare in/train.json to=beir out=out/beir",
+    "examples.docstring_corpus": "examples.docstring_corpus --packages tqdm filelock --dev 5 --test 5"
+    " --processes 1 --out out/data",
+    "prepare-folder": "prepare in/docs out=out/data questions=in/faq.tsv",
+    "prepare-pairs": "prepare in/corpus.tsv pairs=mixed out=out/pairs rounds=2",
+    "new-encoder": "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16",
+    "export to=dpr": "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp",
+    "export to=hf-dpr": "export to=hf-dpr model_file=in/model out=out/hf",
+    "export to=vectors": "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*]"
+    " out_file=out/wiki",
+    "embed": f"embed {DENSE} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16",
+    "retrieve indexer=bm25": f"retrieve indexer=bm25 {ASKED} bm25_index_path=out/bm25"
+    " out_file=out/results.json.gz trec_run_file=out/run.trec metrics_file=out/metrics.json search_folder=out",
+    "retrieve indexer=ivf": f"retrieve indexer=ivf {DENSE} {ASKED} encoded_ctx_files=[in/vectors_0]"
+    " index_path=out/index out_file=out/results.json",
+    "evaluate": f"evaluate suite=in/suite.yaml {DENSE} output_dir=out/suite n_docs=5",
+    "evaluate run_file": "evaluate run_file=in/a.run qrels=in/qrels.tsv metrics_file=out/metrics.json",
+    "mine": f"mine {MINED}",
+    "mine model_file": f"mine {MINED} model_file=in/model device=cpu",
+    "score": "score in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu hybrid=linear"
+    " out=out/scored.jsonl",
+    "compare": "compare a=in/a.json b=in/b.json --out out/table.json",
+    "report": "report in/run a=in/a.json --out out/report.html",
+    "download": f"download x output_dir=out resources.x.url=URL/x.bin resources.x.sha256={DIGEST}",
+    "train": "train train_datasets=in/train.json dev_datasets=in/dev.json output_dir=out/run"
+    " encoder.pretrained_model_cfg=in/encoder encoder.pretrained=false encoder.sequence_length=24"
+    " train.batch_size=8 train.num_train_epochs=2 train.warmup_steps=1 train.hard_negatives=0"
+    " train.save_every_steps=2 no_cuda=true",
+    "train loss.teacher": f"{STUDENT} loss.teacher=in/vectors_0 loss.guide=[in/vectors_0]"
+    " encoder.projection_dim=16 encoder.pooling=idf encoder.pretrained_model_cfg=in/static"
+    " train.best_metric=eval/questions/mrr@10 train.validation=[{kind:retrieval,corpus:in/corpus.tsv,"
+    "questions:in/questions.jsonl,qrels:in/qrels.tsv}]",
+    "train model_file": f"{STUDENT} model_file=in/model loss.teacher=in/other",
+    "merge": "merge tuned=in/model base=in/other weights=[0.3,0.6] set=in/set split=test device=cpu"
+    " out=out/merged",
+    "merge of two": "merge tuned=[in/model,in/other] device=cpu out=out/merged",
 }
+"""Command lines, relative to a folder with the inputs in ``in``."""
+MADE_OF_CACHE = {"evaluate": "out/suite/one"}
+"""An output that a command makes from its cache; while it is there, the cache is not read."""
 TRAININGS = ("train", "train loss.teacher", "train model_file")
 """What it leaves holds times, so that only some of it is compared."""
 STAGED = {
-    "quickstart": Job("quickstart", "quickstart in/docs out=out/run device=cpu", "docs/page1.md"),
-    "adapt": Job("adapt", "adapt in/corpus.tsv out=out/run max_pairs=300 device=cpu", "corpus.tsv"),
-    "adapt static": Job(
-        "adapt static",
-        "adapt in/corpus.tsv model_file=in/one_tower static=both out=out/run max_pairs=100 device=cpu",
-        "corpus.tsv",
-    ),
+    "quickstart": "quickstart in/docs out=out/run device=cpu",
+    "adapt": "adapt in/corpus.tsv out=out/run max_pairs=300 device=cpu",
+    "adapt static": "adapt in/corpus.tsv model_file=in/one_tower static=both out=out/run max_pairs=100 device=cpu",
 }
 """All stages in one process: too long to be tried as often as the others."""
 _WITH_TIMES = ("stage.json", "run.json", "metrics.jsonl", "report.html", "log.txt")  # of its stages
@@ -295,7 +208,7 @@ class Commands:
         if not folder.exists():
             shutil.copytree(self.folder / "in", folder / "in")
         child = {
-            "arguments": (JOBS | STAGED)[name].arguments(self.url),
+            "arguments": (JOBS | STAGED)[name].replace("URL", self.url).split(),
             "folder": str(folder),
             "environment": {"DPR_CACHE": str(folder / "cache"), "TMPDIR": str(self.folder)},
             "fault": fault,

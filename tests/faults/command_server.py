@@ -17,10 +17,12 @@ import selectors
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
+
+from tests.helpers.processes import run_and_exit
 
 _CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 
@@ -49,13 +51,14 @@ def _import_everything() -> None:
     import dpr.jobs.embed
     import dpr.jobs.export
     import dpr.jobs.mine
+    import dpr.jobs.quickstart
     import dpr.jobs.retrieve
     import dpr.jobs.train
     import dpr.preparation.conversion
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
-    from dpr.training.metrics import matrix_peak
+    from dpr.training.device_speed import matrix_peak
 
     for command in COMMANDS.values():
         command.settings_class()
@@ -73,7 +76,12 @@ def _start(child: dict[str, Any]) -> tuple[int, int, int]:
     if pid == 0:
         os.close(printed[0])
         os.close(reported[0])
-        _run(child, printed[1], reported[1])
+        counts: dict[str, int] = {}
+        run_and_exit(
+            partial(_run, child, counts),
+            (os.open(os.devnull, os.O_RDONLY), printed[1], printed[1]),
+            at_end=lambda: os.write(reported[1], json.dumps(counts).encode()),
+        )
     os.close(printed[1])
     os.close(reported[1])
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -109,51 +117,32 @@ def _wait(pid: int, printed: int, reported: int, *, deadline: float) -> dict[str
     }
 
 
-def _run(child: dict[str, Any], printed: int, reported: int) -> None:
-    """In the child; never returns."""
-    code = 1
-    counts: dict[str, int] = {}
-    try:
-        with contextlib.suppress(PermissionError):
-            os.setpgid(0, 0)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(printed, 1)
-        os.dup2(printed, 2)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        os.environ.update(child["environment"])
-        os.chdir(child["folder"])
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _place(child["fault"], child["number"], os.getcwd() + os.sep, counts)
-        from dpr.cli.launch import exit_code_of
-        from dpr.cli.main import main
-        from examples.docstring_corpus.__main__ import main as docstring_corpus
+def _run(child: dict[str, Any], counts: dict[str, int]) -> int:
+    """In the child."""
+    os.environ.update(child["environment"])
+    os.chdir(child["folder"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _place(child["fault"], child["number"], os.getcwd() + os.sep, counts)
+    from dpr.cli.launch import exit_code_of
+    from dpr.cli.main import main
+    from examples.docstring_corpus.__main__ import main as docstring_corpus
 
-        name, *rest = child["arguments"]
-        sys.argv = ["dpr", name, *rest]
-        if name in ("adapt", "quickstart"):
-            _make_short_trainings()
-        code = (
-            exit_code_of(lambda: docstring_corpus(rest))
-            if name.startswith("examples.")
-            else main([name, *rest])
-        )
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.write(reported, json.dumps(counts).encode())
-        os._exit(code)
+    name, *rest = child["arguments"]
+    sys.argv = ["dpr", name, *rest]
+    if name in ("adapt", "quickstart"):
+        _make_short_trainings()
+    if name.startswith("examples."):
+        return exit_code_of(lambda: docstring_corpus(rest))
+    return main([name, *rest])
 
 
 def _make_short_trainings() -> None:
     """Of small encoders, in stages, which run in this process."""
-    from dpr.jobs import adapt
+    from dpr.adaptation import choices, stages
     from tests.helpers.small_stages import small_command_line
 
-    adapt.command_line = small_command_line
-    adapt.LEAST_PAIRS = 64
+    stages.command_line = small_command_line
+    choices.LEAST_PAIRS = 64
 
 
 def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:

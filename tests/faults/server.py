@@ -17,9 +17,12 @@ import resource
 import runpy
 import signal
 import sys
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from tests.helpers.processes import launcher_environment, run_and_exit
 
 SCRIPT = str(Path(__file__).resolve().parents[2] / "train_dense_encoder.py")
 
@@ -53,7 +56,7 @@ def _import_everything() -> None:
     import torch
 
     import dpr.jobs.train  # noqa: F401
-    from dpr.training.metrics import matrix_peak
+    from dpr.training.device_speed import matrix_peak
 
     torch.set_num_threads(1)
     matrix_peak(torch.device("cpu"), torch.float32)  # found out once in a process
@@ -66,58 +69,26 @@ def _start(request: dict[str, Any]) -> list[int]:
     for rank in range(request["ranks"]):
         pid = os.fork()
         if pid == 0:
-            _run(request, rank, pids[0] if pids else 0)
+            log = os.open(f"{request['log']}.{rank}", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o666)
+            files = os.open(os.devnull, os.O_RDONLY), log, log
+            at_end = atexit._run_exitfuncs  # as an interpreter that ends by itself
+            run_and_exit(partial(_run, request, rank), files, group=pids[0] if pids else 0, at_end=at_end)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pids[0] if pids else pid)  # here and in the child: whichever comes first
         pids.append(pid)
     return pids
 
 
-def _run(request: dict[str, Any], rank: int, group: int) -> None:
-    """In the child; never returns."""
-    code = 1
-    try:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpgid(0, group)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        log = os.open(f"{request['log']}.{rank}", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o666)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        os.environ.update(request["environment"])
-        if request["ranks"] > 1:
-            os.environ.update(_launcher_environment(rank, request["ranks"], request["port"]))
-        faulthandler.register(signal.SIGUSR2, all_threads=True)  # the parent asks where a run hangs
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        from tests.faults import injections
+def _run(request: dict[str, Any], rank: int) -> None:
+    """In the child."""
+    os.environ.update(request["environment"])
+    if request["ranks"] > 1:
+        os.environ.update(launcher_environment(rank, request["ranks"], request["port"]))
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the parent asks where a run hangs
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from tests.faults import injections
 
-        for name, arguments in request["injections"]:
-            getattr(injections, name)(**arguments)
-        sys.argv = [SCRIPT, *request["arguments"]]
-        try:
-            runpy.run_path(SCRIPT, run_name="__main__")
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            atexit._run_exitfuncs()  # as an interpreter that ends by itself
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    for name, arguments in request["injections"]:
+        getattr(injections, name)(**arguments)
+    sys.argv = [SCRIPT, *request["arguments"]]
+    runpy.run_path(SCRIPT, run_name="__main__")

@@ -3,15 +3,20 @@ killed."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from dpr.formats.checkpoints import MODEL_FILE, checkpoint_folders, read_tensors
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.durable import verify_folder
+from dpr.storage.durable import durable_folder, verify_folder
+from dpr.storage.leftovers import remove_leftovers
+from tests.faults import injections
 from tests.faults.conftest import Case
 from tests.faults.runs import LAST_STEP, NAME, SAVE_EVERY, Run, Workshop, final_hash, saved_steps
 from tests.helpers.jobs import train as evaluate
@@ -130,3 +135,21 @@ def test_a_sharded_run_is_killed(case: Case, workshop: Workshop) -> None:
             assert BiEncoder.load(trial.output_dir).encode_questions(["bade"]).shape == (1, 16)
             dev = f"dev_datasets=[{workshop.folder / 'dev.json'}]"
             assert evaluate([f"model_file={last[1]}", dev, "device=cpu"]) == 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_that_is_replaced_is_never_lost(number: int, tmp_path: Path) -> None:
+    """The writer is killed before a rename; what writes there next finds the old content."""
+    target = tmp_path / "out"
+    with durable_folder(target) as folder:
+        (folder / "a").write_text("old")
+    if (pid := os.fork()) == 0:
+        kill = injections._at_call(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        injections._before(os, "rename", kill)
+        with durable_folder(target, overwrite=True) as folder:
+            (folder / "a").write_text("new")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    remove_leftovers(tmp_path)
+    assert verify_folder(target) == [] and (target / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dpr.cli.main import main
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from tests.helpers.patience import patient
 from tests.helpers.processes import fork_server
 

@@ -19,7 +19,7 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
-from dpr.evaluation.reading import Retrieval, read_training
+from dpr.evaluation.runs import Retrieval, read_training
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.downloads import unpack

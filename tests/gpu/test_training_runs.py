@@ -17,9 +17,8 @@ from dpr.models.biencoder import TowerOptions
 from dpr.training import grad_cache
 from dpr.training.callbacks import Callback
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import StopAfter, assert_same_bits, make_trainer
 from tests.invariants.test_fast_paths import PATHS, TOWERS, trained
-from tests.unit.training.test_callbacks import StopAt
 
 pytestmark = pytest.mark.gpu
 
@@ -91,11 +90,10 @@ def test_with_deterministic_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
         return {key: weight.cpu().clone() for key, weight in model.weights().items()}
 
     whole, again = run("whole"), run("again")
-    assert all(torch.equal(again[key], weight) for key, weight in whole.items()), "the same run twice"
-    half = run("stopped", 1, StopAt(3))
+    assert_same_bits(again, whole)  # the same run twice
+    half = run("stopped", 1, StopAfter(3))
     assert not all(torch.equal(half[key], weight) for key, weight in whole.items()), "it was not stopped"
-    rest = run("stopped")
-    assert all(torch.equal(rest[key], weight) for key, weight in whole.items()), "resumed"
+    assert_same_bits(run("stopped"), whole)  # resumed
     other = run("other seed", 2)
     assert not all(torch.equal(other[key], weight) for key, weight in whole.items()), (
         "dropout and order depend on the seed"

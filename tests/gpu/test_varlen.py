@@ -197,7 +197,7 @@ def steps_of(job: BiEncoderTrainer) -> list[float]:
     for _ in range(20):
         result = job.forward_backward(batch, 0)
         job.update()
-        losses.append(float(result.loss_sum) / result.num_questions)
+        losses.append(float(result.loss) / result.num_questions)
     return losses
 
 

@@ -1,17 +1,20 @@
-"""Runs a function on several processes that form a gloo group, on this machine, without a launcher."""
+"""Runs a function on several processes that form a gloo group, on this machine, without a launcher; forks that
+work as programs do."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import set_start_method
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.helpers.patience import patient
 
@@ -31,6 +34,35 @@ _IMPORTED = (
 )
 """What the process that ranks are forked from has imported: seconds of every rank's start. None of these
 starts a thread."""
+
+
+def run_and_exit(
+    work: Callable[[], int | None],
+    files: Sequence[int],
+    *,
+    group: int = 0,
+    at_end: Callable[[], object] = lambda: None,
+) -> NoReturn:
+    """In a fork: works with ``files`` as its standard ones, in a group of processes, and ends with the exit code
+    that ``work`` returns or exits with."""
+    code: int | None = 1
+    try:
+        with suppress(ProcessLookupError, PermissionError):
+            os.setpgid(0, group)
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        code = work()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(BaseException):
+            at_end()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code or 0)
 
 
 class RankFailed(AssertionError):
@@ -107,7 +139,8 @@ def run_on_ranks(
     try:
         for rank in range(world_size):
             reader, writer = context.Pipe(duplex=False)
-            environment = _launcher_environment(rank, world_size, store.port)
+            environment = launcher_environment(rank, world_size, store.port)
+            environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
             process = context.Process(
                 target=_on_rank, args=(fn, args, environment, join, timeout_s, writer), daemon=True
             )
@@ -123,7 +156,7 @@ def run_on_ranks(
             process.join()
 
 
-def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+def launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -131,9 +164,7 @@ def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, st
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
     }
 
 

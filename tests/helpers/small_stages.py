@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dpr.adaptation import stages
 from dpr.core.settings import Settings
-from dpr.jobs import adapt
 from dpr.preparation.settings import NewEncoderSettings
 
-_command_line = adapt.command_line
+_command_line = stages.command_line
 
 
 def small_command_line(job: str, config: Settings) -> list[str]:
-    """In place of ``adapt.command_line``, which is asked of every stage that is about to run."""
+    """In place of ``stages.command_line``, which is asked of every stage that is about to run."""
     if isinstance(config, NewEncoderSettings):
         config.vocab_size = 400
         config.hidden = 16

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
-from dpr.export.vector_stores import RowBatch, VectorRows
+from dpr.export.store_rows import RowBatch, VectorRows
 from dpr.formats.vector_shards import Metadata, VectorShardWriter, open_shards
 from tests.helpers.patience import patient
 

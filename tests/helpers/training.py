@@ -1,4 +1,4 @@
-"""A trainer for tests that takes settings by their names alone."""
+"""A trainer for tests that takes settings by their names alone; what it computed and what it left."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import ReportPage
+from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.run import Run
+from dpr.training.validations.protocol import Metrics
 
 DEFAULTS: dict[str, Any] = {
     "batch_size": 8,
@@ -47,6 +52,29 @@ class Calling(Callback):
         setattr(self, moment, function)
 
 
+class Curve(Callback):
+    """Losses, and norms of the gradient."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def on_log(self, run: Run, metrics: Metrics) -> None:
+        self.losses.append(metrics["train/loss"])
+        self.norms.append(metrics["optim/grad_norm"])
+
+
+class StopAfter(Callback):
+    """Ends a run after a step, as early stopping does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, run: Run) -> None:
+        if run.progress.step == self.step:
+            run.request_stop("for a test")
+
+
 class KilledAt(Callback):
     """Ends the process's part of a run without any of the ceremony of a stop."""
 
@@ -56,3 +84,27 @@ class KilledAt(Callback):
     def on_before_optimizer_step(self, run: Run) -> None:
         if run.progress.step + 1 == self.step:
             raise KeyboardInterrupt
+
+
+def newest(run: Path) -> Path:
+    """The last checkpoint of a run."""
+    return checkpoints.checkpoint_folders(run, "dpr_biencoder")[0]
+
+
+def stored(run: Path) -> dict[str, Tensor]:
+    """Weights and optimizer state of its last checkpoint."""
+    weights = checkpoints.read_tensors(newest(run), checkpoints.MODEL_FILE)
+    return weights | checkpoints.read_tensors(newest(run), checkpoints.OPTIMIZER_FILE)
+
+
+def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert not [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
+
+
+def assert_near(
+    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, where: str = ""
+) -> None:
+    assert found.keys() == expected.keys(), where
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=tolerance, msg=f"{name} {where}")

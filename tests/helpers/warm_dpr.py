@@ -11,12 +11,12 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.helpers.processes import fork_server
+from tests.helpers.processes import fork_server, run_and_exit
 
 _PROGRAM = """\
 #!{python} -S
@@ -68,7 +68,7 @@ def _answer(call: socket.socket) -> None:
     request, files, _, _ = socket.recv_fds(call, 2**20, 3)
     pid = os.fork()
     if pid == 0:
-        _run(json.loads(request), files)
+        run_and_exit(partial(_run, *json.loads(request)), files)
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         if select.select([call], [], [], 0.005)[0]:
             os.killpg(pid, signal.SIGKILL)
@@ -78,39 +78,21 @@ def _answer(call: socket.socket) -> None:
     os._exit(0)
 
 
-def _run(request: tuple[str, dict[str, str], list[str]], files: list[int]) -> None:
-    """In the last child; never returns."""
-    os.setpgid(0, 0)
-    folder, environment, arguments = request
-    code = 1
-    try:
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(folder)
-        import torch
+def _run(folder: str, environment: dict[str, str], arguments: list[str]) -> int:
+    """In the last child."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    import torch
 
-        from dpr.cli.main import main
+    from dpr.cli.main import main
 
-        torch.set_num_threads(1)
-
-        sys.argv = arguments
-        if Path(arguments[0]).name == "dpr":
-            code = main(arguments[1:])
-        else:
-            _run_python(arguments[1:])
-            code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+    torch.set_num_threads(1)
+    sys.argv = arguments
+    if Path(arguments[0]).name == "dpr":
+        return main(arguments[1:])
+    _run_python(arguments[1:])
+    return 0
 
 
 def _run_python(arguments: list[str]) -> None:

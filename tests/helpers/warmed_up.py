@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 from dpr.cli.launch import answer
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import tiny_model
 
 answer(
     "biencoder_train_cfg",
-    BiEncoderTrainConfig,
+    TrainCommand,
     lambda config: None,
     ["train_datasets=[a.json]", "output_dir=out", "encoder.dropout=0.1"],
     program="dpr train",

@@ -18,26 +18,24 @@ from torch import Tensor
 from dpr.core.distributed import barrier
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.training.callbacks import Callback
 from dpr.training.run import Run
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import StopAfter, assert_near, assert_same_bits, make_trainer
 
 DECAY, STEPS, STOP_AT = 0.8, 10, 4
 
 
-class Watcher(Callback):
+class Watcher(StopAfter):
     """Remembers the weights after every update, and stops after one of them."""
 
-    def __init__(self, stop_after: int = 0) -> None:
+    def __init__(self, step: int = 0) -> None:
+        super().__init__(step)
         self.seen: list[dict[str, Tensor]] = []
-        self.stop_after = stop_after
 
     def on_step_end(self, run: Run) -> None:
+        super().on_step_end(run)
         self.seen.append({name: tensor.clone() for name, tensor in run.model.weights().items()})
-        if run.progress.step == self.stop_after:
-            run.request_stop("enough")
 
 
 def train(
@@ -130,9 +128,7 @@ def test_a_resumed_run_has_the_same_bits(runs: tuple[Path, Path]) -> None:
     folder, out = runs
     train(folder, out / "one")
     for found, expected in zip(stored(out / "half"), stored(out / "one"), strict=True):
-        assert found.keys() == expected.keys() and all(
-            torch.equal(found[name], expected[name]) for name in expected
-        )
+        assert_same_bits(found, expected)
     assert (out / "half" / "metrics.json").read_text() == (out / "one" / "metrics.json").read_text()
 
 
@@ -159,9 +155,7 @@ def test_it_can_be_switched_off_and_on_while_a_run_is_under_way(
         train(folder, tmp_path / name, ema_decay=0.0 if first else DECAY)
     plain = stored(out / "plain")
     for found, expected in zip(stored(tmp_path / "off"), plain, strict=True):
-        assert found.keys() == expected.keys() and all(
-            torch.equal(found[name], expected[name]) for name in expected
-        )
+        assert_same_bits(found, expected)
     assert all(
         torch.equal(stored(tmp_path / "on")[1][f"twin/{name}"], tensor) for name, tensor in plain[0].items()
     )
@@ -174,7 +168,5 @@ def test_the_mean_is_the_same_on_any_ranks_and_sharded_and_resumed(tmp_path: Pat
     expected = stored(out / "1")
     for name in ("2", "sharded"):
         for found, other in zip(stored(out / name), expected, strict=True):
-            assert found.keys() == other.keys()
-            for key, tensor in other.items():
-                torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-9, msg=f"{name}: {key}")
+            assert_near(found, other, 1e-9, name)
     shutil.rmtree(out)

@@ -16,10 +16,8 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import TowerOptions
 from dpr.training import grad_cache
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback
-from dpr.training.metrics import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import Curve, StopAfter, assert_near, assert_same_bits, make_trainer
 
 # Float64 sums in another order, carried through four updates.
 TOLERANCE = 1e-9
@@ -41,16 +39,6 @@ PATHS: dict[str, dict[str, Any]] = {
     },
 }
 TOWERS = {"two towers": {}, "one tower": {"shared": True, "pooling": "mean", "normalize": True}}
-
-
-class Curve(Callback):
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.norms: list[float] = []
-
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self.losses.append(metrics["train/loss"])
-        self.norms.append(float(trainer.grad_norm))
 
 
 def trained(
@@ -95,19 +83,32 @@ def test_every_fast_path_trains_as_the_slow_one(
     for name, path in paths.items():
         curve, found = trained(tmp_path, TOWERS[towers], **path)
         assert curve.losses == pytest.approx(slow.losses, rel=0, abs=TOLERANCE), name
-        assert found.keys() == weights.keys()
-        for key, expected in weights.items():
-            torch.testing.assert_close(found[key], expected, rtol=0, atol=TOLERANCE, msg=f"{name}, {key}")
+        assert_near(found, weights, TOLERANCE, name)
 
 
-@pytest.mark.parametrize("grad_cache_tokens", [150])
-def test_a_loss_scale_changes_no_bit_of_the_weights(tmp_path: Path, grad_cache_tokens: int) -> None:
+def test_a_loss_scale_changes_no_bit_of_the_weights(tmp_path: Path) -> None:
     """It is a power of two: scaled and unscaled before it is clipped, the gradient is the same number."""
     results = [
-        trained(tmp_path, {}, dtype=torch.float32, grad_cache_tokens=grad_cache_tokens, loss_scale=scale)
+        trained(tmp_path, {}, dtype=torch.float32, grad_cache_tokens=150, loss_scale=scale)
         for scale in (0.0, 2.0**10)
     ]
     (plain, expected), (scaled, found) = results
     assert min(plain.norms) > LIMIT, "every update is clipped"
     assert plain.norms == scaled.norms and plain.losses == scaled.losses
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert_same_bits(found, expected)
+
+
+def test_a_resumed_run_has_the_loss_scale_it_had(tmp_path: Path) -> None:
+    encoder_folder(tmp_path / "encoder")
+
+    def job(*callbacks: StopAfter) -> BiEncoderTrainer:
+        model, sets = tiny_model(tmp_path / "encoder", dtype=torch.float32), [ListSource(make_samples(32))]
+        return make_trainer(model, sets, [], tmp_path / "run", *callbacks, precision="fp16")
+
+    first = job(StopAfter(1))
+    first.step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    first.train()
+    again = job()
+    again.resume()
+    again.checkpoints.lock.release()
+    assert again.step.scaler.state_dict() == first.step.scaler.state_dict()

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback
-from dpr.training.metrics import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import Curve, make_trainer
 
-POOLS, BATCH, LIMIT = 20, 4, 0.05
+POOLS, BATCH, ACCUMULATION, LIMIT = 20, 4, 2, 0.05
 
 
 def plain_samples() -> list[TrainingSample]:
@@ -35,7 +31,7 @@ def plain_samples() -> list[TrainingSample]:
 
 
 def reference_curve(
-    folder: Path, samples: list[TrainingSample], order: list[int], accumulation: int
+    folder: Path, samples: list[TrainingSample], order: list[int]
 ) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of the updates; the gradient of an update is the mean over its pools, clipped
     once."""
@@ -51,9 +47,9 @@ def reference_curve(
     ]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0)
     losses, norms = [], []
-    for step in range(updates := POOLS // accumulation):
+    for step in range(updates := POOLS // ACCUMULATION):
         total = 0.0
-        for pool in range(step * accumulation, (step + 1) * accumulation):
+        for pool in range(step * ACCUMULATION, (step + 1) * ACCUMULATION):
             batch = [samples[row] for row in order[pool * BATCH : (pool + 1) * BATCH]]
             texts = [
                 (passage.title, passage.text)
@@ -75,7 +71,7 @@ def reference_curve(
                 )
                 vectors.append(tower(**padded).last_hidden_state[:, 0])
             scores = vectors[0] @ vectors[1].T
-            loss = torch.nn.functional.cross_entropy(scores, torch.arange(BATCH) * 2) / accumulation
+            loss = torch.nn.functional.cross_entropy(scores, torch.arange(BATCH) * 2) / ACCUMULATION
             loss.backward()
             total += float(loss.detach())
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, LIMIT)))
@@ -87,16 +83,7 @@ def reference_curve(
     return losses, norms
 
 
-class Curve(Callback):
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self.losses.append(metrics["train/loss"])
-
-
-@pytest.mark.parametrize("accumulation", [2])
-def test_twenty_pools_follow_an_independent_reference(tmp_path: Path, accumulation: int) -> None:
+def test_twenty_pools_follow_an_independent_reference(tmp_path: Path) -> None:
     folder, curve = encoder_folder(tmp_path / "encoder"), Curve()
     samples = plain_samples()
     trainer = make_trainer(
@@ -107,7 +94,7 @@ def test_twenty_pools_follow_an_independent_reference(tmp_path: Path, accumulati
         curve,
         batch_size=BATCH,
         num_train_epochs=1,
-        gradient_accumulation_steps=accumulation,
+        gradient_accumulation_steps=ACCUMULATION,
         learning_rate=1e-2,
         max_grad_norm=LIMIT,
         lr_schedule="linear",
@@ -116,7 +103,7 @@ def test_twenty_pools_follow_an_independent_reference(tmp_path: Path, accumulati
     order = [int(row) for index in range(POOLS) for row in trainer.plan.dataset.iterator.pool(0, index).rows]
     assert sorted(order) == list(range(POOLS * BATCH)) != order
     trainer.train()
-    expected, norms = reference_curve(folder, samples, order, accumulation)
+    expected, norms = reference_curve(folder, samples, order)
     assert max(abs(mine - theirs) for mine, theirs in zip(curve.losses, expected, strict=True)) < 1e-8
     assert max(expected) - min(expected) > 0.1, "a flat curve would prove little"
     assert min(norms) > LIMIT, "every update is clipped"

@@ -24,8 +24,9 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.losses.objective import Objective, StoredVectors
+from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
+from dpr.losses.stored_vectors import StoredVectors
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep
@@ -157,7 +158,7 @@ def gradient_of(
         if parameter.grad is not None
     }
     return {
-        "loss": sum_over_ranks(result.loss_sum) / POOL,
+        "loss": sum_over_ranks(result.loss) / POOL,
         "correct": sum_over_ranks(result.num_correct),
         **gradient,
     }

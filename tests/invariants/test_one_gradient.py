@@ -21,13 +21,14 @@ from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool, Term
 from dpr.models.biencoder import TowerOptions
-from dpr.training.assembly import make_loss
-from dpr.training.settings import LossSettings, TrainSettings
+from dpr.training.loss import make_loss
+from dpr.training.settings import LossSettings, TrainNode
 from dpr.training.trainer import make_step
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import assert_near
 
 POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 12, 2, 1, 2
 # Sums of float64 in another order; the gradients themselves are of order 1.
@@ -105,14 +106,14 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     )
     if own := case.get("loss"):
         loss_function = own()
-    compute = TrainSettings(
+    compute = TrainNode(
         grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none")
     )
     step = make_step(model, loss_function, compute, ranks=ranks, device=torch.device("cpu"))
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
-        loss, correct = loss + result.loss_sum, correct + result.num_correct
+        loss, correct = loss + result.loss, correct + result.num_correct
     gradient = {
         name: full_tensor(parameter.grad).to_dense().clone()
         for name, parameter in model.named_parameters()
@@ -189,17 +190,8 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(
     alone = by_world_size[1][0][name]
     norms = [float(tensor.norm()) for key, tensor in alone.items() if key not in ("loss", "correct")]
     assert len(norms) > 10 and max(norms) > 1e-4, "a zero gradient would be equal everywhere"
-    for world_size in (3,):
-        for rank, results in enumerate(by_world_size[world_size]):
-            assert results[name].keys() == alone.keys()
-            for key, expected in alone.items():
-                torch.testing.assert_close(
-                    results[name][key],
-                    expected,
-                    rtol=0,
-                    atol=TOLERANCE,
-                    msg=f"{key} on rank {rank} of {world_size}",
-                )
+    for rank, results in enumerate(by_world_size[3]):
+        assert_near(results[name], alone, TOLERANCE, f"on rank {rank} of 3")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "cached" in name])
@@ -207,11 +199,7 @@ def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name
     direct = by_world_size[1][0][name.rsplit(", ", 1)[0]]
     for world_size in (1, 3):
         for results in by_world_size[world_size]:
-            assert results[name].keys() == direct.keys()
-            for key, expected in direct.items():
-                torch.testing.assert_close(
-                    results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks"
-                )
+            assert_near(results[name], direct, TOLERANCE, f"of {world_size} ranks")
 
 
 @pytest.mark.parametrize(("candidates", "shared"), [("distinct", False), ("dpr", True)])

@@ -21,9 +21,9 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import Callback, defaults
-from dpr.training.metrics import Metrics, StepResult
+from dpr.training.callbacks import Callback, batch_metrics
 from dpr.training.run import Run
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer
@@ -63,7 +63,7 @@ def logged(folder: Path, output_dir: Path, **options: Any) -> list[Metrics]:
 def every_case(folder: Path, output_dir: Path, sample: int) -> dict[str, list[Metrics]]:
     mixed = Sampling(mixed=True, weights=[1, 1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(defaults, "SAMPLE", sample)
+        patch.setattr(batch_metrics, "SAMPLE", sample)
         found = {
             name: logged(folder, output_dir / name, sampling=mixed, **case) for name, case in CASES.items()
         }
@@ -74,7 +74,7 @@ def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path) -> No
     sample = 5
     folder = encoder_folder(tmp_path / "encoder", initializer_range=0.5)
     (expected,) = run_on_ranks(every_case, 1, folder, tmp_path / "1", sample)
-    names = {f"pool/{name}" for name in (*defaults.OF_QUESTIONS, "effective_rank")}
+    names = {f"pool/{name}" for name in (*batch_metrics.OF_QUESTIONS, "effective_rank")}
     names |= {
         f"train/{name}/{kind}" for name in ("small", "large") for kind in ("loss", "in_batch_acc", "share")
     }
@@ -173,7 +173,7 @@ def scores_of(
 def formulas(
     questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch, temperature: float
 ) -> dict[str, float]:
-    columns: dict[str, list[float]] = {name: [] for name in defaults.OF_QUESTIONS}
+    columns: dict[str, list[float]] = {name: [] for name in batch_metrics.OF_QUESTIONS}
     for row in range(len(batch)):
         positive, competitors = scores_of(row, questions, contexts, batch)
         columns["positive_similarity"].append(positive)
@@ -260,12 +260,12 @@ def test_nobody_waits_for_the_device_before_the_log_line(
     pool = Pool(
         vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids
     )
-    callback = defaults.PoolMetrics(1)
+    callback = batch_metrics.PoolMetrics(1)
     callback.on_pool(trainer, vectors[:12], pool, batch)
     trainer.metrics._device = meta
     trainer.metrics.begin()
     trainer.metrics.add(
-        StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch
+        LossResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta)), batch
     )
     seen = [callback._of_questions, callback._cosines]
     assert [tensor.shape for tensor in seen] == [(12, 5), (36, 36)]
@@ -273,5 +273,5 @@ def test_nobody_waits_for_the_device_before_the_log_line(
 
 
 def test_vectors_that_are_no_numbers_are_left_out() -> None:
-    assert defaults.effective_rank(torch.eye(8)) == pytest.approx(8.0)
-    assert math.isnan(defaults.effective_rank(torch.full((8, 8), math.nan)))
+    assert batch_metrics.effective_rank(torch.eye(8)) == pytest.approx(8.0)
+    assert math.isnan(batch_metrics.effective_rank(torch.full((8, 8), math.nan)))

@@ -22,7 +22,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from tests.helpers.tiny import encoder_folder, make_samples
 
 QUERY, PASSAGE, WEB = "ca ce ", "ci co ", "cu da "

@@ -16,20 +16,19 @@ import torch
 from dpr.core.settings import unused_keys
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats import checkpoints
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks import verdict
-from dpr.training.metrics import Metrics
-from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
-from dpr.training.validations.protocol import run_validations
+from dpr.training.callbacks import base_comparison
+from dpr.training.command_settings import TrainCommand
+from dpr.training.settings import TrainNode
+from dpr.training.validations.protocol import Metrics, run_validations
 from dpr.training.validations.retrieval import lexical_search
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
-from tests.helpers.training import KilledAt, make_trainer
+from tests.helpers.training import KilledAt, assert_same_bits, make_trainer, stored
 from tests.unit.training.test_retrieval_validation import entry, write_retrieval_set
 
 
@@ -62,15 +61,6 @@ def lines(output_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def content(output_dir: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
-    return {
-        key: tensor
-        for name in (checkpoints.MODEL_FILE, checkpoints.OPTIMIZER_FILE)
-        for key, tensor in checkpoints.read_tensors(newest, name).items()
-    }
-
-
 def test_training_has_the_same_bits_with_and_without_it(folder: Path, tmp_path: Path) -> None:
     scored, without = (
         trainer(folder, tmp_path / "scored"),
@@ -78,8 +68,7 @@ def test_training_has_the_same_bits_with_and_without_it(folder: Path, tmp_path: 
     )
     scored.train()
     without.train()
-    first, second = content(tmp_path / "scored"), content(tmp_path / "without")
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert_same_bits(stored(tmp_path / "scored"), stored(tmp_path / "without"))
     start, *logged = lines(tmp_path / "scored")
     kept = [{key: value for key, value in line.items() if not key.startswith("perf/")} for line in logged]
     assert kept == [
@@ -127,7 +116,7 @@ def test_a_resumed_run_does_not_measure_it_again(
     with pytest.raises(KeyboardInterrupt):
         trainer(folder, tmp_path, KilledAt(5), save_every_steps=1).train()
     before = lines(tmp_path)[0]
-    monkeypatch.setattr(verdict, "run_validations", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(base_comparison, "run_validations", lambda *_, **__: pytest.fail("measured again"))
     job = trainer(folder, tmp_path, save_every_steps=1)
     job.train()
     assert [line for line in lines(tmp_path) if line["step"] == 0] == [before]
@@ -172,5 +161,5 @@ def test_a_start_that_costs_too_much_is_named_in_the_log(
 
 
 def test_it_needs_a_validation() -> None:
-    config = BiEncoderTrainConfig(train_datasets="train.json", train=TrainSettings(eval_at_start=True))
+    config = TrainCommand(train_datasets="train.json", train=TrainNode(eval_at_start=True))
     assert "train.eval_at_start" in unused_keys(config)

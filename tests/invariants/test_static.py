@@ -17,7 +17,7 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.callbacks import Callback
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, static_folder, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import StopAfter, assert_near, assert_same_bits, make_trainer
 from tests.invariants.test_one_gradient import gradient_of_a_step
 
 SHARED: dict[str, Any] = {"shared": True, "normalize": True, "pooling": "idf"}
@@ -64,12 +64,6 @@ def every_gradient_and_model(folder: Path) -> dict[str, dict[str, Tensor]]:
     found["run"] = trained(folder, folder / "runs" / "direct")
     found["run, cached"] = trained(folder, folder / "runs" / "cached", grad_cache_tokens=40)
     return found
-
-
-class StopAt(Callback):
-    def on_step_end(self, run: Any) -> None:
-        if run.progress.step == 3:
-            run.request_stop("test")
 
 
 def trained(
@@ -122,11 +116,7 @@ def test_gradients_and_weights_do_not_depend_on_processes_or_chunks(found: dict[
     )
     for world_size, ranks in found.items():
         for results in ranks:
-            assert results[name].keys() == expected.keys()
-            for key, tensor in expected.items():
-                torch.testing.assert_close(
-                    results[name][key], tensor, rtol=0, atol=1e-10, msg=f"{key}, {world_size} ranks"
-                )
+            assert_near(results[name], expected, 1e-10, f"on {world_size} ranks")
 
 
 @pytest.mark.parametrize("settings", [SHARED, BESIDE], ids=["static", "beside a transformer"])
@@ -134,10 +124,10 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, settings: dict[str, Any]) 
     how: dict[str, Any] = {"settings": settings, "dropout": 0.1}
     folder = (static_folder if settings is SHARED else encoder_folder)(tmp_path / "encoder")
     whole = trained(folder, tmp_path / "whole", **how)
-    trained(folder, tmp_path / "halves", StopAt(), **how)
+    trained(folder, tmp_path / "halves", StopAfter(3), **how)
     resumed = trained(folder, tmp_path / "halves", **how)
-    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+    assert_same_bits(resumed, whole)
     start = tiny_model(folder, **settings).weights()
     assert all(not torch.equal(weight, start[name]) for name, weight in whole.items())
-    stored = BiEncoder.load(tmp_path / "whole")
-    assert all(torch.equal(weight, whole[name].float()) for name, weight in stored.weights().items())
+    stored = BiEncoder.load(tmp_path / "whole").weights()
+    assert_same_bits(stored, {name: weight.float() for name, weight in whole.items()})

@@ -16,13 +16,15 @@ import torch
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
 from dpr.formats.training_sets import TrainingSet, write_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
-from dpr.training.assembly import BiEncoderTrainer, as_tokens
+from dpr.jobs.training_sources import resolve_training_files
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.metrics import Metrics
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import as_tokens
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.training import assert_same_bits
 
 ROWS = 48
 
@@ -47,8 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config_of(folder: Path, run: str, **train: Any) -> BiEncoderTrainConfig:
-    config = BiEncoderTrainConfig(output_dir=str(folder / run))
+def config_of(folder: Path, run: str, **train: Any) -> TrainCommand:
+    config = TrainCommand(output_dir=str(folder / run))
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder / "bert"), False
     config.encoder.sequence_length = 12
     settings = {
@@ -67,13 +69,11 @@ def config_of(folder: Path, run: str, **train: Any) -> BiEncoderTrainConfig:
     return config
 
 
-def opened(folder: Path, name: str, config: BiEncoderTrainConfig, model: Any) -> list[Any]:
+def opened(folder: Path, name: str, config: TrainCommand, model: Any) -> list[Any]:
     return as_tokens(open_sets(resolve_training_files([str(folder / name)], {}), config), config, model)
 
 
-def trained(
-    folder: Path, config: BiEncoderTrainConfig
-) -> tuple[list[Metrics], dict[str, torch.Tensor], set[type]]:
+def trained(folder: Path, config: TrainCommand) -> tuple[list[Metrics], dict[str, torch.Tensor], set[type]]:
     torch.manual_seed(5)
     model = build_model(config)
     sets = [opened(folder, name, config, model) for name in ("train.json", "dev.json")]
@@ -120,7 +120,7 @@ def test_curve_metrics_and_weights_are_bitwise_those_of_the_text(
     for metrics, found, found_kinds in others:
         assert found_kinds == {StoredTokens}
         assert json.dumps(metrics) == json.dumps(expected)
-        assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+        assert_same_bits(found, weights)
 
 
 def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from dpr.data.settings import DataSetSettings
-from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations import dev_sets
 from dpr.training.validations.dev_sets import dev_validations
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Metrics, run_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model

@@ -8,8 +8,9 @@ import pytest
 
 from dpr.cli.launch import launch
 from dpr.core.errors import ConfigError
-from dpr.jobs.sources import resolve_passage_source, resolve_question_set, resolve_training_files
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.jobs.training_sources import resolve_training_files
+from dpr.retrieval.sources import resolve_passage_source, resolve_question_set
+from dpr.training.command_settings import TrainCommand
 from tests.cli.dry_job import Seen
 
 NAMES = ["os.system", "builtins.eval", "dpr.cli.main.main", "os:system", "open", ""]
@@ -34,7 +35,7 @@ def test_a_setting_cannot_be_a_target(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     seen = Seen()
-    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, [f"{sign}{key}=os.system"]) == 2
+    assert launch("biencoder_train_cfg", TrainCommand, seen, [f"{sign}{key}=os.system"]) == 2
     assert not seen.configs
     assert len(capsys.readouterr().err.strip().splitlines()) <= 5
 
@@ -46,7 +47,7 @@ def test_interpolation_calls_nothing_but_what_omegaconf_brings(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [f"output_dir={value}"])
+    code = launch("biencoder_train_cfg", TrainCommand, Seen(), [f"output_dir={value}"])
     assert code == (0 if "oc.env" in value else code)
     assert code in (0, 2)
     assert "Traceback" not in capsys.readouterr().err

@@ -18,7 +18,7 @@ from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from tests.helpers.original import flat_params, nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, tiny_model
 

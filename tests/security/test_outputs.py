@@ -13,7 +13,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs import embed, train
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import encoder_folder, make_samples
 
 SECRETS = {
@@ -38,7 +38,7 @@ def test_neither_training_nor_embedding_writes_them(tmp_path: Path, monkeypatch:
     write_training_set("train.json", make_samples(16))
     write_passages("corpus.tsv", (Passage("ba be", "bi", str(row)) for row in range(8)))
     torch.manual_seed(0)
-    config = BiEncoderTrainConfig(
+    config = TrainCommand(
         train_datasets="train.json", dev_datasets="train.json", output_dir="run", no_cuda=True
     )
     config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = (

@@ -9,8 +9,8 @@ from typing import Any
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.machine import require
-from dpr.training.metrics import Metrics
 from dpr.training.run import Callback, Run
+from dpr.training.validations.protocol import Metrics
 
 logger = get_logger(__name__)
 

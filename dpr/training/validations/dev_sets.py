@@ -21,10 +21,9 @@ from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.losses.candidates import find_candidates, score_matrix
 from dpr.losses.nll import MAX_SCORES, nll_of_columns
 from dpr.models.towers import Towers
-from dpr.training.metrics import Metrics
 from dpr.training.plan import negatives_per_question
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import Metrics, Validation
 
 QUESTIONS_AT_ONCE = 32  # read and tokenised at a time, with their passages, for the average rank
 QUESTION_BLOCK = 1024

@@ -10,7 +10,9 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.models.towers import Towers
-from dpr.training.metrics import Metrics
+
+Metrics = dict[str, float]
+"""Values by the names of metrics."""
 
 
 class Validation(ABC):
@@ -119,3 +121,13 @@ def run_validations(validations: Sequence[Validation], model: Towers, *, at_star
                 raise ConfigError(f"two validations return the metric {name}; rename that of {kind}")
             metrics[name] = float(value)
     return metrics
+
+
+def each_once(metrics: Metrics, *, by_set: bool = False) -> Metrics:
+    """Returns the metrics without repeated figures. With a single set, its metrics (``eval/dev/nll_loss``)
+    equal those of all sets (``eval/nll_loss``). Then only the latter are kept, or with ``by_set`` only the
+    former."""
+    names_of_all = {name: f"eval/{name.rpartition('/')[2]}" for name in metrics if name.count("/") > 1}
+    twice = {name: short for name, short in names_of_all.items() if metrics[name] == metrics.get(short)}
+    left_out = twice.values() if by_set else twice.keys()
+    return {name: value for name, value in metrics.items() if name not in left_out}

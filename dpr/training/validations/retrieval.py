@@ -46,8 +46,7 @@ from dpr.models.towers import Towers
 from dpr.storage.checksums import cache_root, content_sha256, shared_content
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import cache_key, ensure_built
-from dpr.training.metrics import Metrics
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import Metrics, Validation
 
 logger = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from dpr.cli.launch import launch
 from dpr.core.settings import overrides
 from dpr.jobs.prepare import PrepareSettings
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 
 NAMES = [
     "${oc.env:DPR_SECRET}",
@@ -96,7 +96,7 @@ def test_a_mistake_in_a_file_of_settings_is_one_sentence(
     (tmp_path / "train" / "mine.yaml").write_bytes(content)
     code = launch(
         "biencoder_train_cfg",
-        BiEncoderTrainConfig,
+        TrainCommand,
         print,
         ["--config-dir", str(tmp_path), "train=mine"],
     )

@@ -11,13 +11,13 @@ from dpr.cli.arguments import check_keys
 from dpr.core.settings import settings
 from dpr.embedding.settings import EmbedConfig
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 
 CONF = [Path(__file__).parents[3] / "conf"]
 KEY = "encoder.pretrained_model_cfg=bert"
 
 
-@pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig, BiEncoderTrainConfig])
+@pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig, TrainCommand])
 def test_the_override_is_known(job: type) -> None:
     assert check_keys([KEY], {entry.key: entry for entry in settings(job)}, CONF) == ([KEY], [])
 

@@ -9,14 +9,14 @@ import pytest
 
 from dpr.cli.launch import launch
 from dpr.cli.main import main
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.cli.dry_job import Seen
 from tests.helpers.command_lines import check_keys_of
 
 
 def run(*argv: str) -> tuple[int, Seen]:
     seen = Seen()
-    return launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, list(argv)), seen
+    return launch("biencoder_train_cfg", TrainCommand, seen, list(argv)), seen
 
 
 @pytest.mark.parametrize(

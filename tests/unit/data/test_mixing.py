@@ -81,13 +81,7 @@ def rows_of(iterator: PoolIterator, epochs: Iterable[int]) -> list[tuple[int, in
 BOTH = pytest.mark.parametrize("made", [one_set_a_pool, mixed])
 WAYS = pytest.mark.parametrize(
     "sampling",
-    [
-        {},
-        {"weights": [1, 2, 1]},
-        {"temperature": 3.0},
-        {"rates": [0.5, 2, 1]},
-        {"group_by_words": True},
-    ],
+    [{}, {"weights": [1, 2, 1]}, {"temperature": 3.0}, {"rates": [0.5, 2, 1]}, {"group_by_words": True}],
     ids=lambda value: next(iter(value), "natural"),
 )
 
@@ -96,11 +90,7 @@ def test_largest_remainder_is_exact_and_in_proportion() -> None:
     assert largest_remainder(10, np.array([0.5, 0.3, 0.2])) == (5, 3, 2)
     assert largest_remainder(10, np.array([1, 1, 1]) / 3) == (4, 3, 3)
     # exactly .7, 1.4, 4.9: the first and last are nearest to the next
-    assert largest_remainder(7, np.array([0.1, 0.2, 0.7])) == (
-        1,
-        1,
-        5,
-    )
+    assert largest_remainder(7, np.array([0.1, 0.2, 0.7])) == (1, 1, 5)
     assert largest_remainder(3, np.array([0.0, 1.0])) == (0, 3)
     for total in range(40):
         shares = np.random.default_rng(total).dirichlet([1, 1, 1, 1])
@@ -125,10 +115,7 @@ def test_weights_say_the_shares_of_an_epoch() -> None:
     ("temperature", "shares"), [(1.0, (403, 90, 37)), (2.0, (403**0.5, 90**0.5, 37**0.5)), (1e9, (1, 1, 1))]
 )
 def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[float, ...]) -> None:
-    for found, unit in (
-        (one_set_a_pool(temperature=temperature), 1),
-        (mixed(temperature=temperature), POOL),
-    ):
+    for found, unit in ((one_set_a_pool(temperature=temperature), 1), (mixed(temperature=temperature), POOL)):
         total = sum(found.counts)
         for count, share in zip(found.counts, shares, strict=True):
             assert abs(count - total * share / sum(shares)) < 1, unit
@@ -237,10 +224,7 @@ def test_rates_multiply_pools_as_before() -> None:
         dataset for dataset, _ in rows_of(found, [3])
     )
     # 56 of the 60 rows fill whole pools; 18.67 and 37.33
-    assert mixed((40, 20), rates=[0.5, 2.0]).counts == (
-        19,
-        37,
-    )
+    assert mixed((40, 20), rates=[0.5, 2.0]).counts == (19, 37)
 
 
 def test_pools_of_rows_near_each_other_in_an_order_that_says_nothing_of_it() -> None:

@@ -22,13 +22,14 @@ from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data import pairs as pairs_module
 from dpr.data.collator import Collator
+from dpr.data.cuts import KINDS, MIXED, choose, kinds_of, words_of
 from dpr.data.loader import cut_into_pools
-from dpr.data.pairs import KINDS, MIXED, PseudoPairs, choose, kinds_of, words_of
+from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings, TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredPairs, open_tokens
 from dpr.losses.candidates import find_candidates
-from dpr.losses.objective import competing_questions
+from dpr.losses.symmetric import competing_questions
 from tests.helpers.tiny import WORDS, encoder_folder
 from tests.unit.data.test_tokens import values
 

@@ -65,13 +65,10 @@ def test_a_long_title_is_cut_as_the_tokenizer_cuts_it_without_asking_it_to(
         Passage("da be " * texts, "ba di " * titles)
         for titles, texts in ((10, 1), (10, 10), (100, 3), (40, 200))
     ]
-    expected = tensorizer(folder, length)._encode(
-        [passage.title for passage in passages], [p.text.strip() for p in passages], length
-    )
+    pairs = [(passage.title, passage.text.strip()) for passage in passages]
+    expected = tensorizer(folder, length)._encode(pairs, length)
     ours = tensorizer(folder, length)
-    monkeypatch.setattr(
-        ours, "_encode", lambda first, second, length: [pytest.fail("asked")] if first else []
-    )
+    monkeypatch.setattr(ours, "_encode", lambda texts, length: [pytest.fail("asked")] if texts else [])
     assert ours.passage_tokens(passages) == expected
 
 

@@ -357,8 +357,8 @@ def test_a_tokenizer_that_joins_by_a_rule_of_its_own_is_found_out(
 ) -> None:
     encode = Tensorizer._encode
 
-    def reversed_pairs(self: Tensorizer, first: Any, second: Any, max_length: int) -> Any:
-        return encode(self, second, first, max_length) if second else encode(self, first, None, max_length)
+    def reversed_pairs(self: Tensorizer, texts: Any, max_length: int) -> Any:
+        return encode(self, [text if isinstance(text, str) else text[::-1] for text in texts], max_length)
 
     monkeypatch.setattr(Tensorizer, "_encode", reversed_pairs)
     with caplog.at_level(logging.WARNING):

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.loader import row_words
 from dpr.data.pairs import PseudoPairs
+from dpr.data.row_words import row_words
 from dpr.data.training_data import TrainingData
 
 ROWS = [
@@ -66,7 +66,7 @@ def test_products_are_exact_in_float32_in_any_order() -> None:
 def test_another_process_that_orders_sets_of_words_otherwise_finds_the_same() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_word_groups as t,"
-        " dpr.data.loader as w; sys.stdout.buffer.write(w.row_words(t.Rows()).tobytes())"
+        " dpr.data.row_words as w; sys.stdout.buffer.write(w.row_words(t.Rows()).tobytes())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)

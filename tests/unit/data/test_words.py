@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import regex
 
-from dpr.data.words import jaccard, joined, split_words, words_of, written_spans
+from dpr.data.near_duplicates import jaccard
+from dpr.data.words import joined, split_words, words_of, written_spans
 
 LETTERS = regex.compile(r"[\p{L}\p{N}\p{M}]+")
 
@@ -22,10 +23,7 @@ LETTERS = regex.compile(r"[\p{L}\p{N}\p{M}]+")
         ("\u30b3\u30fc\u30d2\u30fc", "\u30b3\u30fc \u30fc\u30d2 \u30d2\u30fc"),
         ("\U00020000\U00020001\u5b57", "\U00020000\U00020001 \U00020001\u5b57"),
         # marks belong to their letter
-        (
-            "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563",
-            "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563",
-        ),
+        ("\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563"),
         ("\u0ea5\u0eb2\u0ea7", "\u0ea5\u0eb2 \u0eb2\u0ea7"),
         ("\u1797\u17b6\u179f\u17b6", "\u1797\u17b6\u179f\u17b6"),
         ("\u1019\u103c\u1014\u103a\u1019\u102c", "\u1019\u103c\u1014\u103a \u1014\u103a\u1019\u102c"),

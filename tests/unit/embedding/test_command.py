@@ -15,7 +15,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.jobs.embed import run
-from dpr.jobs.sources import resolve_passage_source, resolve_passage_sources
+from dpr.retrieval.sources import resolve_passage_source, resolve_passage_sources
 from dpr.storage.durable import durable_folder
 from tests.helpers.jobs import embed as main
 from tests.helpers.processes import run_on_ranks

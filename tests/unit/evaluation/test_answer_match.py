@@ -28,25 +28,13 @@ from tests.helpers.patience import patient
         ("caf\u00e9", "at the cafe\u0301", True),  # NFD: composed and decomposed are the same
         ("cafe", "at the caf\u00e9", False),  # accents are kept
         # marks belong to the run
-        (
-            "\u0939\u093f\u0928\u094d\u0926\u0940",
-            "\u0939\u093f\u0928\u094d\u0926\u0940 text",
-            True,
-        ),
+        ("\u0939\u093f\u0928\u094d\u0926\u0940", "\u0939\u093f\u0928\u094d\u0926\u0940 text", True),
         ("a_b", "a _ b", True),  # underscore is no letter
         ("\u00c5NGSTR\u00d6M", "\u00e5ngstr\u00f6m", True),
         # capital sigma: final in the token, not in the text
-        (
-            "\u039f\u0394\u039f\u03a3",
-            "\u039f\u0394\u039f\u03a3.\u0391",
-            True,
-        ),
+        ("\u039f\u0394\u039f\u03a3", "\u039f\u0394\u039f\u03a3.\u0391", True),
         # a sigma that is not final is another letter
-        (
-            "\u03bf\u03b4\u03bf\u03c3",
-            "\u039f\u0394\u039f\u03a3",
-            False,
-        ),
+        ("\u03bf\u03b4\u03bf\u03c3", "\u039f\u0394\u039f\u03a3", False),
         ("x", "", False),
     ],
 )

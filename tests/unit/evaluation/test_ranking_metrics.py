@@ -11,14 +11,7 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.core.records import Question
 from dpr.evaluation.evaluator import Evaluator
-from dpr.evaluation.ranking_metrics import (
-    CUTOFFS,
-    Qrels,
-    Run,
-    evaluate_questions,
-    format_table,
-    mean_metrics,
-)
+from dpr.evaluation.ranking_metrics import CUTOFFS, Qrels, Run, evaluate_questions, format_table, mean_metrics
 
 
 def evaluate_run(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, float]:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.evaluation.reading import Retrieval, Training, cut, flatten, printable
+from dpr.evaluation.page_text import cut, flatten, printable
 from dpr.evaluation.report import build_page, curves_svg, write_report
+from dpr.evaluation.runs import Retrieval, Training
 from dpr.evaluation.significance import estimate
 from dpr.formats.results import MetricsFile, PerQuestion, write_metrics
 from dpr.storage.durable import append_jsonl, write_json
@@ -91,10 +92,7 @@ def metrics_file(path: Path, *, name: str = "test") -> Path:
         "num_questions": 4,
         "metrics": {"accuracy@1": 0.25, "accuracy@5": 0.5, "mrr@10": 0.375},
     }
-    write_json(
-        path,
-        report | {"first_right_rank": {"counts": [1, 1, 0, 0, 0], "not_found": 2}},
-    )
+    write_json(path, report | {"first_right_rank": {"counts": [1, 1, 0, 0, 0], "not_found": 2}})
     return path
 
 
@@ -112,14 +110,7 @@ def test_a_run_and_its_retrieval_are_on_one_page(tmp_path: Path, capsys: pytest.
     )
     page = (folder / "report.html").read_text(encoding="utf-8")
     shown = texts(page)
-    for words in (
-        "Loss",
-        "Learning rate",
-        "Padding share",
-        "Accuracy@k",
-        "top-1",
-        "BM25",
-    ):
+    for words in ("Loss", "Learning rate", "Padding share", "Accuracy@k", "top-1", "BM25"):
         assert words in shown
     assert "batch_size" in shown and "16" in shown and "9.9" in shown
     assert "secret_set" not in shown, "catalogues of data sets are not settings of the run"
@@ -177,12 +168,7 @@ def measured(path: Path, ranks: list[int], *, indexer: str = "exact", hybrid: st
     }
     values |= {f"mrr@{k}": [1 / rank if 0 < rank <= k else 0.0 for rank in ranks] for k in (10, 100)}
     counts = [ranks.count(rank) for rank in range(1, 101)]
-    report = {
-        "question_set": "test",
-        "num_questions": len(ranks),
-        "indexer": indexer,
-        "hybrid": hybrid,
-    }
+    report = {"question_set": "test", "num_questions": len(ranks), "indexer": indexer, "hybrid": hybrid}
     report |= {"first_right_rank": {"counts": counts, "not_found": ranks.count(0)}}
     report |= {
         "metrics": {name: sum(value or 0.0 for value in each) / len(each) for name, each in values.items()}

@@ -79,10 +79,7 @@ def spread(number: int, mean: float) -> list[float]:
         ([([0.5] * 12, [0.5] * 12)], "no difference"),
         ([([0.5, 1.0] * 20, [0.5, 1.0] * 20)] * 2, "no difference"),
         # 2.559 both, and p < 0.001
-        (
-            [([2.5592] * 400, [2.5588 + value / 1000 for value in spread(400, 0)])],
-            "no difference",
-        ),
+        ([([2.5592] * 400, [2.5588 + value / 1000 for value in spread(400, 0)])], "no difference"),
         ([([0.0] * 10, spread(10, 0.9))], "higher"),
         ([(spread(10, 0.9), [0.0] * 10)] * 2, "lower"),
         ([([0.0] * 10, spread(10, 0.01))], "no difference"),

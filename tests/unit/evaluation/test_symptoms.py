@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
-from dpr.evaluation.reading import Training, symptoms
+from dpr.evaluation.runs import Training
+from dpr.evaluation.symptoms import symptoms
 from dpr.formats.training_sets import write_training_set
 from tests.helpers.tiny import make_samples, static_folder
 
@@ -67,9 +68,7 @@ def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "name", "figures"),
-    [
-        ({**WILD, "train.learning_rate": "1e30"}, "NaN", r"\d+ steps skipped"),
-    ],
+    [({**WILD, "train.learning_rate": "1e30"}, "NaN", r"\d+ steps skipped")],
     ids=lambda value: value if isinstance(value, str) and " " in value else None,
 )
 def test_a_fault_is_named_with_its_figures(
@@ -91,11 +90,7 @@ def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -
     ("losses", "accuracy", "names"),
     [
         # down to chance, and no further
-        (
-            [9.0, 4.0, 2.79, 2.78, 2.77, 2.76, 2.78, 2.77],
-            0.06,
-            ["The loss does not fall"],
-        ),
+        ([9.0, 4.0, 2.79, 2.78, 2.77, 2.76, 2.78, 2.77], 0.06, ["The loss does not fall"]),
         ([2.78], 0.09, ["The loss does not fall"]),
         ([2.77], 0.3, ["The loss does not fall"]),
         ([3.2, 3.1, 2.9, 2.8, 2.75, 2.72], 0.3, []),  # on its way down

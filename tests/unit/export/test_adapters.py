@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dpr.core.errors import InputError
-from dpr.export.folders import merged, write_adapters
+from dpr.export.merging import merged
+from dpr.export.peft_adapters import write_adapters
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from tests.helpers.jobs import export as main

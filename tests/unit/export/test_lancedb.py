@@ -11,7 +11,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
-from dpr.export.vector_stores import load_lance
+from dpr.export.lancedb import load_lance
 from dpr.indexer.exact import ExactIndex
 from tests.helpers.stores import (
     METADATA,
@@ -35,7 +35,7 @@ def connect(address: str) -> Any:
 
 
 COUNT = 300
-LOAD = "dpr.export.vector_stores:load_lance"
+LOAD = "dpr.export.lancedb:load_lance"
 
 
 @pytest.fixture(scope="module")

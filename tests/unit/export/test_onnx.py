@@ -13,7 +13,7 @@ import pytest
 
 from dpr.core.records import Passage
 from dpr.export import onnx
-from dpr.export.folders import check, edge_cases
+from dpr.export.library_check import check, edge_cases
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from tests.architecture.source_files import REPOSITORY
@@ -62,11 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[BiEncoder, Path]:
         **PROMPTS,
     )
     model.save(place / "model")
-    arguments = [
-        "to=onnx",
-        f"model_file={place / 'model'}",
-        f"out={place / 'onnx'}",
-    ]
+    arguments = ["to=onnx", f"model_file={place / 'model'}", f"out={place / 'onnx'}"]
     assert main(arguments) == 0
     return model, place / "onnx"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, InputError, OutputError
-from dpr.export.vector_stores import load_postgres
+from dpr.export.pgvector import load_postgres
 from dpr.indexer.exact import ExactIndex
 from tests.helpers.jobs import export as main
 from tests.helpers.stores import (
@@ -32,7 +32,7 @@ psycopg = pytest.importorskip("psycopg", reason="psycopg is in the extra stores"
 pytest.importorskip("pgvector", reason="pgvector is in the extra stores")
 
 COUNT = 300
-LOAD = "dpr.export.vector_stores:load_postgres"
+LOAD = "dpr.export.pgvector:load_postgres"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,10 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
-from dpr.export.folders import edge_cases, export_folder, format_of, merged
+from dpr.export.folders import export_folder
+from dpr.export.formats import format_of
+from dpr.export.library_check import edge_cases
+from dpr.export.merging import merged
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
@@ -221,11 +224,7 @@ def test_the_command_says_what_was_compared_and_a_rerun_finds_its_work_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shared(tmp_path / "made_of", dimensions=0).save(tmp_path / "model")
-    arguments = [
-        "to=sentence-transformers",
-        f"model_file={tmp_path / 'model'}",
-        f"out={tmp_path / 'out'}",
-    ]
+    arguments = ["to=sentence-transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}"]
     assert main(arguments) == 0
     assert "checked by sentence-transformers" in "".join(capsys.readouterr())
     before = (tmp_path / "out" / "manifest.json").read_bytes()

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.data.training_data import TrainingData, opened_sets
+from dpr.data.opened_sets import opened_sets
+from dpr.data.training_data import TrainingData
 from dpr.formats.training_sets import TrainingSet, open_training_set
 
 ROWS: dict[str, list[dict[str, Any]]] = {

@@ -15,7 +15,7 @@ from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels
 from dpr.indexer.exact import ExactIndex
 from dpr.integrations.mteb import MtebModel
-from dpr.retrieval.retrievers import DenseRetriever
+from dpr.retrieval.sides import DenseRetriever
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
 

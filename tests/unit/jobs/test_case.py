@@ -11,7 +11,7 @@ from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.data_check import open_tokenizer
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import encoder_folder, static_folder
 
 TEXT = "PARIS Élan élan paris"
@@ -32,7 +32,7 @@ def cased_folder(folder: Path, kind: str, *, static: bool = False) -> Path:
 
 def trained(folder: Path, **settings: bool) -> BiEncoder:
     """The model that dpr train makes of a folder."""
-    config = BiEncoderTrainConfig(device="cpu", **settings)
+    config = TrainCommand(device="cpu", **settings)
     config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = (
         str(folder),
         False,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.training_sources import resolve_training_files
 
 
 @pytest.mark.parametrize(

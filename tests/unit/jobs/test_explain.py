@@ -10,21 +10,21 @@ import pytest
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.explain import explain
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
-from dpr.training.settings import ExplainConfig
+from dpr.training.command_settings import ExplainCommand
 from tests.helpers.jobs import explain as main
 from tests.helpers.tiny import encoder_folder, make_samples
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainConfig:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainCommand:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     encoder_folder(tmp_path / "encoder")
     write_training_set(tmp_path / "train.json", make_samples(30, num_passages=12))
     write_training_set(tmp_path / "more.json", make_samples(20, seed=4))
-    config = ExplainConfig(output_dir=str(tmp_path / "run"), device="cpu", questions=0)
+    config = ExplainCommand(output_dir=str(tmp_path / "run"), device="cpu", questions=0)
     config.train_datasets = [str(tmp_path / "train.json"), str(tmp_path / "more.json")]
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(tmp_path / "encoder"), False
     config.encoder.sequence_length = 24
@@ -39,7 +39,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainConfig:
 
 
 @pytest.mark.parametrize("step", [1, 16])
-def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainConfig, step: int) -> None:
+def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCommand, step: int) -> None:
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
     trainer = build_trainer(config, build_model(config), sets, [])
     assert trainer.total_steps == 18
@@ -72,7 +72,7 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCon
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
 
 
-def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainConfig) -> None:
+def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainCommand) -> None:
     first, second = config.train_datasets
     config.datasets = {
         "first": {"file": first, "query_prefix": "ba: ", "weight": 1},
@@ -101,7 +101,7 @@ def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainCo
         assert len(re.findall(r"tokens    \[CLS\] ba ", pool)) >= batch.datasets.count(0)
 
 
-def test_some_step_masks_something(config: ExplainConfig) -> None:
+def test_some_step_masks_something(config: ExplainCommand) -> None:
     """Otherwise the lines above would prove little."""
     texts = []
     for step in range(1, 7):
@@ -110,7 +110,7 @@ def test_some_step_masks_something(config: ExplainConfig) -> None:
     assert any("which answer it too" in text for text in texts)
 
 
-def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainConfig) -> None:
+def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainCommand) -> None:
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
     config.train.max_steps = 1
     build_trainer(config, build_model(config), sets, []).train()
@@ -122,7 +122,7 @@ def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: Expl
 
 
 def test_the_command_takes_the_command_line_of_the_run(
-    config: ExplainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: ExplainCommand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [
         f"train_datasets={tmp_path / 'train.json'}",

@@ -7,7 +7,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
-from dpr.jobs.indexes import index_choice, open_text_index
+from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.settings import IndexerConfig
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.jobs.sources import resolve_question_set
+from dpr.retrieval.sources import resolve_question_set
 
 ROWS = "who\t['a']\nwhat\t['b', 'c']\nwhere\t[]\n"
 

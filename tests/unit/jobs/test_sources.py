@@ -10,7 +10,7 @@ import yaml
 
 from dpr.cli.arguments import conf_folder
 from dpr.core.errors import ConfigError
-from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.training_sources import resolve_training_files
 
 
 @pytest.fixture(autouse=True)

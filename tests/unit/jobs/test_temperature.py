@@ -13,7 +13,7 @@ from dpr import BiEncoder, EncoderSettings
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
 from dpr.jobs.train import build_model, run
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import training_folder
 
 WARNED = "was trained with"
@@ -24,9 +24,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return training_folder(tmp_path_factory.mktemp("temperature"), train=24, dev=9)
 
 
-def config_of(folder: Path, **loss: Any) -> BiEncoderTrainConfig:
+def config_of(folder: Path, **loss: Any) -> TrainCommand:
     """Evaluation only, of whatever model is named."""
-    config = BiEncoderTrainConfig(device="cpu", dev_datasets=[str(folder / "dev.json")])
+    config = TrainCommand(device="cpu", dev_datasets=[str(folder / "dev.json")])
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder / "encoder"), False
     config.encoder.sequence_length, config.train.num_workers, config.train.dev_batch_size = 24, 0, 9
     for name, value in loss.items():

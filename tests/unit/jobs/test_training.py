@@ -13,15 +13,15 @@ from dpr.core.errors import DprError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import Named, check_metric_names
-from dpr.training.metrics import Metrics
-from dpr.training.settings import BiEncoderTrainConfig, TrainSettings
-from dpr.training.validations.protocol import Validation
+from dpr.training.assembly import extensions_of
+from dpr.training.command_settings import TrainCommand
+from dpr.training.settings import TrainNode
+from dpr.training.validations.protocol import Metrics, Validation
 from tests.architecture.source_files import package_sources
 from tests.helpers.tiny import encoder_folder, make_samples
 
 
-@pytest.mark.parametrize("kind", [TrainSettings, BiEncoderTrainConfig])
+@pytest.mark.parametrize("kind", [TrainNode, TrainCommand])
 def test_every_setting_of_training_is_read_somewhere(kind: type) -> None:
     texts = "".join(
         re.sub(r'"""(?s:.*?)"""', "", source.text) for source in package_sources() if source.room != "cli"
@@ -30,8 +30,8 @@ def test_every_setting_of_training_is_read_somewhere(kind: type) -> None:
     assert not unread
 
 
-def config_of(folder: Path, **values: Any) -> BiEncoderTrainConfig:
-    config = BiEncoderTrainConfig(
+def config_of(folder: Path, **values: Any) -> TrainCommand:
+    config = TrainCommand(
         device="cpu", train_datasets=[str(folder / "train.json")], dev_datasets=[str(folder / "dev.json")]
     )
     config.output_dir, config.encoder.pretrained_model_cfg = str(folder / "run"), str(folder / "encoder")
@@ -84,7 +84,7 @@ def test_names_and_paths_are_checked_before_data_are_read(
 def test_metrics_that_a_validation_returns_or_may_return_are_taken(tmp_path: Path, name: str) -> None:
     validation = ["tests.unit.jobs.test_training:Own"] if "own" in name else None
     config = config_of(tmp_path, train__best_metric=name, train__validation=validation)
-    check_metric_names(Named.of(config).validations, config, ["dev"])
+    extensions_of(config, ["dev"])
 
 
 class Own(Validation):

@@ -11,10 +11,11 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError
+from dpr.losses.distillation import kl_divergence, margin_mse
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.objective import Objective, kl_divergence, margin_mse
+from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
-from dpr.training.assembly import make_loss
+from dpr.training.loss import make_loss
 from dpr.training.settings import LossSettings
 from tests.helpers.pools import make_pool
 

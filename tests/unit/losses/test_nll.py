@@ -15,7 +15,8 @@ from dpr.core.records import WHOLE_DOCUMENT, Passage
 from dpr.data.collator import judgement_identity
 from dpr.losses.candidates import MASKED_SCORE, find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.objective import Objective, own_scores
+from dpr.losses.objective import Objective
+from dpr.losses.own_slots import own_scores
 from dpr.losses.protocol import LossResult, Pool
 from dpr.losses.settings import ObjectiveSettings
 from tests.helpers.pools import make_pool

@@ -17,10 +17,11 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.losses.objective import Nll, Objective
+from dpr.losses.filtered_nll import Nll
+from dpr.losses.objective import Objective
 from dpr.losses.protocol import Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.training.assembly import make_loss
+from dpr.training.loss import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
 from tests.helpers.pools import make_pool

@@ -35,7 +35,7 @@ def test_the_command_asks_the_classifier_and_writes_its_scores(
     classifier: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(searches, "DENSE_BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
     arguments = [
         str(tmp_path / "train.jsonl"),
         f"corpus={corpus_file}",

@@ -18,7 +18,8 @@ from dpr.cli.main import main
 from dpr.core.compute_settings import ForwardSettings
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, plain
-from dpr.data.words import NEAR_DUPLICATE, jaccard, words_of
+from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet
@@ -38,7 +39,7 @@ Scores = Callable[[str, list[Passage]], np.ndarray]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "DENSE_BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -274,5 +275,5 @@ def test_vectors_in_another_order_than_the_corpus_are_refused(
     write_passages(shuffled, reversed(repeating_corpus()))
     embed(model_folder, shuffled, tmp_path / "vectors")
     search = DenseSearch(model, shards=open_shards(tmp_path / "vectors_0"))
-    with pytest.raises(InputError, match="a vector of the id 'd119' where the corpus has 'd0'"):
+    with pytest.raises(InputError, match="vector 1 has the id 'd119' where the corpus has 'd0'"):
         mine(train, tmp_path / "out.jsonl", MiningSettings(), search=search, corpus=corpus_file)

@@ -27,7 +27,7 @@ from tests.helpers.tiny import WORDS
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(searches, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches.LexicalSearch, "block_rows", 7)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
 
 

@@ -19,7 +19,7 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.mining import search as searches
-from dpr.mining.negatives import score_passages
+from dpr.mining.scoring import score_passages
 from dpr.mining.search import LexicalSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
@@ -31,8 +31,8 @@ LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BLOCK_ROWS", "DENSE_BLOCK_ROWS"):
-        monkeypatch.setattr(searches, name, 7)
+    for kind in (searches.LexicalSearch, searches.DenseSearch):
+        monkeypatch.setattr(kind, "block_rows", 7)
 
 
 @pytest.fixture
@@ -179,10 +179,7 @@ def test_the_audit_counts_scores_and_right_answers(
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (["cross_encoder=a", "model_file=b"], "mutually exclusive"),
-        (["hybrid=linear"], "add model_file"),
-    ],
+    [(["cross_encoder=a", "model_file=b"], "mutually exclusive"), (["hybrid=linear"], "add model_file")],
 )
 def test_settings_that_contradict_are_refused(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str]

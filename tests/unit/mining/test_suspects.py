@@ -28,7 +28,7 @@ the positive does."""
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "DENSE_BLOCK_ROWS", 7)
+    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
 
 
 @pytest.fixture

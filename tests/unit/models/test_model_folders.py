@@ -22,7 +22,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
 from dpr.storage.durable import write_manifest
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.helpers.jobs import search
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples, tiny_model
 
@@ -256,7 +256,7 @@ def test_every_command_takes_the_folder(
     )
     assert str(best.id) in capsys.readouterr().out
     evaluated = tmp_path / "evaluated"
-    config = BiEncoderTrainConfig(
+    config = TrainCommand(
         model_file=str(folder),
         dev_datasets=str(tmp_path / "dev.json"),
         output_dir=str(evaluated),

@@ -407,10 +407,10 @@ def test_a_table_of_model2vec_is_read_and_a_quantized_vocabulary_refused(tmp_pat
 
 def test_new_towers_take_what_the_folder_of_their_encoder_states(tmp_path: Path) -> None:
     from dpr.jobs.train import build_model
-    from dpr.training.settings import BiEncoderTrainConfig
+    from dpr.training.command_settings import TrainCommand
 
     def build(folder: Path) -> BiEncoder:
-        config = BiEncoderTrainConfig()
+        config = TrainCommand()
         config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder), 24
         return build_model(config)
 
@@ -481,10 +481,10 @@ def test_rotary_positions_have_no_end(stated: int | None, tmp_path: Path) -> Non
 
 def test_two_towers_are_not_made_one_by_a_setting(tmp_path: Path) -> None:
     from dpr.jobs.train import build_model
-    from dpr.training.settings import BiEncoderTrainConfig
+    from dpr.training.command_settings import TrainCommand
 
     parts, options = MODELS["two towers"](tmp_path)
-    config = BiEncoderTrainConfig(model_file=str(saved(tmp_path, parts, **options)[1]))
+    config = TrainCommand(model_file=str(saved(tmp_path, parts, **options)[1]))
     assert not build_model(config).settings.shared
     config.encoder.shared = True
     assert not build_model(config).settings.shared

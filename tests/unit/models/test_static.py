@@ -16,8 +16,8 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training.command_settings import TrainCommand
 from dpr.training.compute import graph_bytes_per_token
-from dpr.training.settings import BiEncoderTrainConfig
 from tests.helpers.tiny import VOCABULARY, encoder_folder, static_folder, tiny_model
 
 BATCH = TokenBatch.from_lists([[5, 9, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41, 9]])
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         tiny_model(static_folder(tmp_path / "static"), pooling="mean", dpr_trailing_sep=True)
     with pytest.raises(ConfigError, match=r"encoder\.pooling=cls"):
         tiny_model(tmp_path / "static")
-    config = BiEncoderTrainConfig()
+    config = TrainCommand()
     config.encoder.encoder_model_type, config.encoder.pretrained_model_cfg = (
         "static",
         str(encoder_folder(tmp_path / "bert")),

@@ -11,7 +11,9 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.words import jaccard, look_swapped, words_of
+from dpr.data.near_duplicates import jaccard
+from dpr.data.swapped_columns import look_swapped
+from dpr.data.words import words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation import data_check
@@ -45,13 +47,7 @@ def test_clean_data_have_no_findings(tmp_path: Path) -> None:
         check.texts["positive"].seen,
         check.texts["hard negative"].seen,
         check.without_hard,
-    ) == (
-        30,
-        30,
-        30,
-        30,
-        0,
-    )
+    ) == (30, 30, 30, 30, 0)
 
 
 def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
@@ -148,10 +144,7 @@ def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
     encoder_folder(tmp_path / "model")
     samples = [TrainingSample("ba be", (Passage(" ".join(WORDS[:count]), "ca"),)) for count in (2, 4, 6, 20)]
     path = written(tmp_path / "t.jsonl", *samples)
-    arguments = [
-        f"encoder.pretrained_model_cfg={tmp_path / 'model'}",
-        "encoder.sequence_length=9",
-    ]
+    arguments = [f"encoder.pretrained_model_cfg={tmp_path / 'model'}", "encoder.sequence_length=9"]
     assert main(["check-data", str(path), *arguments]) == 0
     text = capsys.readouterr().out
     # [CLS] title [SEP] text [SEP]: four more than the text has

@@ -20,8 +20,11 @@ from dpr.formats.corpora import read_passages
 from dpr.formats.documents import Block, Section
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.training_sets import open_training_set
-from dpr.preparation.folder_data import FolderSettings, GivenRow, find_answers, prepare_folder
-from dpr.preparation.passages import Piece, cut_section, made_questions, without_questions, words_of
+from dpr.preparation.document_questions import made_questions, without_questions, words_of
+from dpr.preparation.folder_data import prepare_folder
+from dpr.preparation.given_questions import GivenRow, find_answers
+from dpr.preparation.passages import Piece, cut_section
+from dpr.preparation.settings import FolderSettings
 from tests.helpers.tiny import sentence
 
 

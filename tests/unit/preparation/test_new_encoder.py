@@ -35,19 +35,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def make(corpus: Path, out: Path, *more: str) -> int:
-    return main(
-        [
-            "--corpus",
-            str(corpus),
-            "--out",
-            str(out),
-            "--vocab-size",
-            "300",
-            "--hidden",
-            "32",
-            *more,
-        ]
-    )
+    return main(["--corpus", str(corpus), "--out", str(out), "--vocab-size", "300", "--hidden", "32", *more])
 
 
 def test_two_runs_write_the_same_files(corpus: Path, tmp_path: Path) -> None:

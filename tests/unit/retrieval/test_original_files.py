@@ -12,7 +12,7 @@ import torch
 
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from tests.helpers.jobs import embed, export, retrieve
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.results import read_results

@@ -14,7 +14,7 @@ from dpr.cli.main import main as dpr
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from dpr.serving.settings import ServeSettings
 from dpr.storage.durable import read_manifest, write_manifest
 from tests.helpers.tiny import make_samples

@@ -14,7 +14,7 @@ from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.evaluation.reading import Retrieval
+from dpr.evaluation.runs import Retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_metrics, read_trec_run

@@ -20,10 +20,10 @@ import pytest
 from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
-from dpr.jobs.search import StoredCorpus
 from dpr.retrieval.hits import Hits, Place
-from dpr.retrieval.retrievers import Fusion, HybridRetriever, LexicalRetriever
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.sides import Fusion, HybridRetriever, LexicalRetriever
+from dpr.retrieval.stored_corpus import StoredCorpus
 from tests.helpers.tiny import sentence
 from tests.unit.retrieval.conftest import World, searchable
 
@@ -344,7 +344,7 @@ def test_a_long_build_says_how_far_it_is_in_a_plain_script(
     monkeypatch.setattr(own, "handlers", [])
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr("dpr.core.logs._FIRST_LINES_EVERY_S", 0.0)
-    monkeypatch.setattr("dpr.jobs.search._ENCODED_AT_ONCE", 2)
+    monkeypatch.setattr("dpr.retrieval.memory_corpus._ENCODED_AT_ONCE", 2)
     level = own.level
     own.setLevel(logging.NOTSET)
     try:

@@ -14,14 +14,14 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.jobs.ask import format_hit
-from dpr.jobs.search import search_settings
+from dpr.jobs.search import format_hit
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import Hit, Place
 from dpr.retrieval.passages import PassageLookup
-from dpr.retrieval.retrievers import QuestionForm
+from dpr.retrieval.question_form import QuestionForm
+from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.retriever import Retriever
+from dpr.retrieval.stored_corpus import search_settings
 from tests.helpers.jobs import retrieve, verify
 from tests.unit.retrieval.conftest import World, searchable
 

@@ -18,8 +18,8 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_metrics, read_trec_run
 from dpr.formats.training_sets import write_training_set
+from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.suites import read_suite
-from dpr.retriever import Retriever
 from tests.helpers.jobs import compare, retrieve
 from tests.helpers.jobs import evaluate as main
 from tests.unit.retrieval.conftest import World

@@ -14,7 +14,7 @@ import torch
 
 from dpr.core.records import Passage
 from dpr.models.biencoder import BiEncoder
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from tests.helpers.serving import listening, served, wait_until
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World

@@ -12,7 +12,7 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.retrieval.passages import PassageLookup
-from dpr.retriever import Retriever
+from dpr.retrieval.retriever import Retriever
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World

@@ -13,7 +13,7 @@ import pytest
 from dpr.core.errors import OutputError
 from dpr.storage.durable import append_jsonl, durable_file, durable_folder
 from dpr.storage.leftovers import open_own, temporary_beside
-from dpr.storage.outputs import ensure_built, held, lock_of, output, require_writable
+from dpr.storage.outputs import ensure_built, lock_of, locked, output, require_writable
 
 PRECIOUS = "years of work\n"
 
@@ -33,7 +33,7 @@ def write_output(out: Path) -> None:
 
 def hold_run(out: Path) -> None:
     out.mkdir(exist_ok=True)
-    with held(out):
+    with locked(out):
         pass
 
 

@@ -16,7 +16,7 @@ from dpr.storage import leftovers, outputs
 from dpr.storage.checksums import recalled, remember, verify_file
 from dpr.storage.durable import durable_file, durable_folder, write_manifest
 from dpr.storage.leftovers import ProcessName
-from dpr.storage.outputs import ensure_built, held, lock_of, output, require_writable
+from dpr.storage.outputs import ensure_built, lock_of, locked, output, require_writable
 from tests.helpers.users import bound_by_permissions
 
 MADE_OF = {"seed": 1, "inputs": [["a.txt", "0123"]], "corpus": None}
@@ -90,7 +90,7 @@ def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(
 
 def test_two_at_once_do_not_write_the_same_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "this_process", lambda: ProcessName("x", 1, 0))
-    with held(tmp_path / "out", file=lock_of(tmp_path / "out")):
+    with locked(tmp_path / "out", file=lock_of(tmp_path / "out")):
         monkeypatch.undo()
         with (
             pytest.raises(CheckpointError, match=r"process 1 on x \(rank 0, since 20"),

@@ -15,7 +15,7 @@ from dpr.storage.leftovers import ProcessName, this_process
 from dpr.storage.outputs import LOCK_FILE, RunLock
 
 
-def held_by_another(folder: Path) -> RunLock:
+def locked_by_another(folder: Path) -> RunLock:
     """A lock in the name of this process's parent, which lives."""
     lock = RunLock(folder)
     parent = os.getppid()
@@ -25,7 +25,7 @@ def held_by_another(folder: Path) -> RunLock:
 
 
 def test_a_living_process_keeps_others_out(tmp_path: Path) -> None:
-    lock = held_by_another(tmp_path)
+    lock = locked_by_another(tmp_path)
     with pytest.raises(CheckpointError, match=rf"process {os.getppid()} on .*rank 0.*remove .*{LOCK_FILE}"):
         RunLock(tmp_path).acquire([this_process()], wait_s=0.3)
     lock.release()
@@ -48,7 +48,7 @@ def test_a_fork_does_not_give_it_back(tmp_path: Path) -> None:
         lock.release()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert lock.is_held()
+    assert lock.is_ours()
 
 
 def test_only_the_holder_gives_it_back(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_only_the_holder_gives_it_back(tmp_path: Path) -> None:
     lock.acquire([this_process()])
     other = RunLock(tmp_path)
     other.acquire([this_process()])  # the same process may
-    assert not lock.is_held()
+    assert not lock.is_ours()
     lock.release()
-    assert other.is_held()
+    assert other.is_ours()
 
 
 def test_the_file_names_the_processes(tmp_path: Path) -> None:

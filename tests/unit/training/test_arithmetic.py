@@ -12,10 +12,10 @@ from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -85,8 +85,8 @@ def test_determinism_is_switched_on_and_training_is_possible_with_it(tmp_path: P
     assert job.model.fingerprint == again.model.fingerprint
 
 
-def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
-    config = BiEncoderTrainConfig(output_dir=str(folder / "run"), device="cpu", seed=3)
+def config_of(folder: Path, **changes: Any) -> TrainCommand:
+    config = TrainCommand(output_dir=str(folder / "run"), device="cpu", seed=3)
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
     config.train_datasets = [str(folder / "train.json")]
     (
@@ -101,7 +101,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
     return config
 
 
-def started(folder: Path, config: BiEncoderTrainConfig) -> BiEncoderTrainer:
+def started(folder: Path, config: TrainCommand) -> BiEncoderTrainer:
     write_training_set(folder / "train.json", make_samples(12))
     sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
     torch.manual_seed(1)
@@ -123,7 +123,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_checkpoint(folder: Path) -> None:
-    def varlen(**changes: Any) -> BiEncoderTrainConfig:
+    def varlen(**changes: Any) -> TrainCommand:
         config = config_of(folder, **changes)
         config.encoder.attention = "varlen"
         config.encoder.attention_dropout = 0.0

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.training.settings import BiEncoderTrainConfig
+from dpr.training.command_settings import TrainCommand
 
 
-def with_value(key: str, value: Any) -> BiEncoderTrainConfig:
-    config = BiEncoderTrainConfig()
+def with_value(key: str, value: Any) -> TrainCommand:
+    config = TrainCommand()
     *sections, name = key.split(".")
     part: Any = config
     for section in sections:
@@ -22,7 +22,7 @@ def with_value(key: str, value: Any) -> BiEncoderTrainConfig:
 
 
 def test_defaults_pass() -> None:
-    BiEncoderTrainConfig().check()
+    TrainCommand().check()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_settings_that_contradict_are_refused_together() -> None:
     ],
 )
 def test_attention_without_dropout_says_what_it_needs(changes: dict[str, Any], message: str | None) -> None:
-    config = BiEncoderTrainConfig(train_datasets="train.json")
+    config = TrainCommand(train_datasets="train.json")
     config.encoder.attention, config.train.precision = "varlen", "bf16"
     for name, value in changes.items():
         part: Any = next(part for part in (config.encoder, config.train, config) if hasattr(part, name))
@@ -80,12 +80,12 @@ def test_attention_without_dropout_says_what_it_needs(changes: dict[str, Any], m
 
 
 def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:
-    config = BiEncoderTrainConfig(compat="dpr")
+    config = TrainCommand(compat="dpr")
     config.check()
     assert (config.candidates(), config.trailing_sep(), config.lr_schedule()) == ("dpr", True, "dpr")
     config.loss.candidates, config.encoder.dpr_trailing_sep = "distinct", False
     assert (config.candidates(), config.trailing_sep()) == ("distinct", False)
-    plain = BiEncoderTrainConfig()
+    plain = TrainCommand()
     assert (plain.candidates(), plain.trailing_sep(), plain.lr_schedule()) == ("distinct", False, "linear")
 
 

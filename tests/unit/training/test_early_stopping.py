@@ -13,8 +13,9 @@ from dpr.core.errors import ConfigError
 from dpr.formats import checkpoints
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import EarlyStopping, LoadBest
-from dpr.training.metrics import Metrics
+from dpr.training.callbacks.early_stopping import EarlyStopping
+from dpr.training.callbacks.saving import LoadBest
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer

@@ -20,12 +20,13 @@ from dpr.core.errors import CheckpointError
 from dpr.export.folders import export_folder
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.callbacks.defaults import ReportPage
-from dpr.training.settings import BiEncoderTrainConfig, LossSettings, TrainSettings
+from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.command_settings import TrainCommand
+from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
 
 FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv")
@@ -64,12 +65,12 @@ def job(
         key: str(folder / name) for key, name in zip(("corpus", "questions", "qrels"), FILES, strict=True)
     }
     entry = {"kind": "retrieval", **files, **validation}
-    config = BiEncoderTrainConfig(
+    config = TrainCommand(
         output_dir=str(folder / "run"),
         device="cpu",
         resume=resume,
         loss=loss or LossSettings(),
-        train=TrainSettings(
+        train=TrainNode(
             batch_size=4,
             max_steps=max_steps,
             eval_every_steps=1,
@@ -184,12 +185,12 @@ def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder:
     export_folder(BiEncoder.load(folder / "made"), folder / "given", "sentence-transformers", source="made")
 
     def train(max_steps: int) -> None:
-        config = BiEncoderTrainConfig(
+        config = TrainCommand(
             model_file=str(folder / "given"),
             train_datasets=[str(folder / "train.json")],
             output_dir=str(folder / out),
             device="cpu",
-            train=TrainSettings(batch_size=4, max_steps=max_steps, num_workers=0, token_store="off"),
+            train=TrainNode(batch_size=4, max_steps=max_steps, num_workers=0, token_store="off"),
         )
         sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
         build_trainer(config, build_model(config), sets, []).train()

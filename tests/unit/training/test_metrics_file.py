@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from dpr.core.distributed import Ranks
-from dpr.evaluation.reading import read_training
 from dpr.evaluation.report import write_report
+from dpr.evaluation.runs import read_training
 from dpr.formats.text_input import MAX_LINE_BYTES
-from dpr.training.callbacks import Callback, defaults
-from dpr.training.callbacks.defaults import MetricsFile
+from dpr.training.callbacks import Callback, metrics_file
+from dpr.training.callbacks.metrics_file import MetricsFile
+from dpr.training.settings import is_logged
 from tests.helpers.jobs import verify
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import KilledAt, make_trainer
@@ -59,7 +60,7 @@ def test_a_disk_that_refuses_it_is_a_warning(
 
     file = tmp_path / "metrics.jsonl"
     file.write_text(WHOLE)
-    monkeypatch.setattr(defaults, "durable_file", full)
+    monkeypatch.setattr(metrics_file, "durable_file", full)
     MetricsFile(file).on_train_begin(resumed_at(1))
     assert "No space left" in caplog.text and file.read_text() == WHOLE
 
@@ -94,10 +95,10 @@ def test_metrics_that_are_not_those_that_were_written_are_reported_everywhere(
 
 def test_a_short_run_logs_enough_lines_for_a_curve() -> None:
     for steps, lines in {1: 1, 10: 10, 40: 20, 64: 22, 200: 20, 5000: 50}.items():
-        logged = [step for step in range(1, steps + 1) if defaults.is_logged(step, None, steps)]
+        logged = [step for step in range(1, steps + 1) if is_logged(step, None, steps)]
         assert len(logged) == lines and logged[-1] == steps
-    assert not any(defaults.is_logged(step, 0, 10) for step in range(1, 11))
-    assert [step for step in range(1, 8) if defaults.is_logged(step, 5, 7)] == [5, 7], "as it was said"
+    assert not any(is_logged(step, 0, 10) for step in range(1, 11))
+    assert [step for step in range(1, 8) if is_logged(step, 5, 7)] == [5, 7], "as it was said"
 
 
 @pytest.mark.parametrize("killed_at", [4])

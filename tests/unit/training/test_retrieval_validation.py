@@ -19,12 +19,11 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import Named
+from dpr.training.assembly import extensions_of
 from dpr.training.compute import shard
-from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations import retrieval
-from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.protocol import Metrics, run_validations
 from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model
@@ -186,7 +185,7 @@ def test_the_best_is_the_highest_and_without_dev_sets_by_ndcg(
 def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:
     settings = TrainingSettings.of(None, validation=[entry(folder, **wrong)])
     with pytest.raises(ConfigError, match=message):
-        Named.of(settings)
+        extensions_of(settings, [])
 
 
 def test_judgements_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> None:

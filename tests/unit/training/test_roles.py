@@ -15,17 +15,18 @@ from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
 from dpr.core.settings import IDENTITY, ROLES, UPDATES, WARNED, Setting, flat_values, settings
 from dpr.formats.training_sets import write_training_set
-from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
+from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Progress
-from dpr.training.settings import BiEncoderTrainConfig, LossSettings, TrainSettings
+from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.needs import put
 from tests.helpers.tiny import encoder_folder, make_samples
 
-SETTINGS = settings(BiEncoderTrainConfig)
+SETTINGS = settings(TrainCommand)
 HERE = "tests.unit.training.test_roles"
 CHANGED: dict[str, Any] = {
     "compat": "dpr",
@@ -66,7 +67,7 @@ def other(entry: Setting) -> Any:
     return value / 2 if value else 0.25
 
 
-BASE = BiEncoderTrainConfig(train_datasets="train.json", dev_datasets="train.json", device="cpu", seed=3)
+BASE = TrainCommand(train_datasets="train.json", dev_datasets="train.json", device="cpu", seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +86,12 @@ def with_teacher(sample: TrainingSample) -> TrainingSample:
     )
 
 
-def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainConfig:
+def config_of(folder: Path, key: str = "", value: Any = None) -> TrainCommand:
     config = replace(
         BASE,
         output_dir=str(folder / "run"),
         encoder=TowerSettings(),
-        train=TrainSettings(),
+        train=TrainNode(),
         loss=LossSettings(),
     )
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
@@ -107,7 +108,7 @@ def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainC
     return config
 
 
-def trainer(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -> BiEncoderTrainer:
+def trainer(folder: Path, config: TrainCommand, dev: str = "train.json") -> BiEncoderTrainer:
     sets = open_sets(
         resolve_training_files([str(folder / "train.json")], {}), config, config.loss_scale_factors
     )
@@ -117,7 +118,7 @@ def trainer(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json")
     return build_trainer(config, build_model(config), sets, dev_sets)
 
 
-def start(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -> Progress:
+def start(folder: Path, config: TrainCommand, dev: str = "train.json") -> Progress:
     """Resumes the run, and leaves it again before an update."""
     job = trainer(folder, config, dev)
     try:

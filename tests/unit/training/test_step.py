@@ -70,7 +70,7 @@ def test_nobody_waits_for_the_device(
     batch = batch_for(model)
     assert len(batch) * len(batch.context_row) > 20 and not batch.context_valid.all()
     result = step_of(model, LOSSES[name](max_scores), max_tokens, META)(batch, num_pools=1, is_last=True)
-    assert result.loss_sum.device == result.num_correct.device == META
+    assert result.loss.device == result.num_correct.device == META
     assert all(
         parameter.grad is not None and parameter.grad.device == META for parameter in model.parameters()
     )

@@ -15,8 +15,8 @@ from dpr.core.errors import ConfigError
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, Tracker, WeightsAndBiases
-from dpr.training.metrics import Metrics
 from dpr.training.run import Run
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.serving import wait_until
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -129,9 +129,9 @@ def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tb is not installed")
     from dpr.jobs.train import make_trackers
     from dpr.training.callbacks.defaults import default_callbacks
-    from dpr.training.settings import BiEncoderTrainConfig
+    from dpr.training.command_settings import TrainCommand
 
-    config = BiEncoderTrainConfig(output_dir=str(tmp_path))
+    config = TrainCommand(output_dir=str(tmp_path))
     assert make_trackers(config) == []
     defaults = [type(callback).__name__ for callback in default_callbacks(config.train, tmp_path)]
     config.tracking.tensorboard = True

@@ -20,10 +20,10 @@ from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import ValidateAndSave
-from dpr.training.metrics import Metrics
+from dpr.training.callbacks.saving import ValidateAndSave
 from dpr.training.run import Progress
 from dpr.training.settings import Periods
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer

@@ -16,10 +16,9 @@ from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import LoadBest
-from dpr.training.metrics import Metrics
+from dpr.training.callbacks.saving import LoadBest
 from dpr.training.run import Run
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import Metrics, Validation
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
-from dpr.training.assembly import Named, user_data
+from dpr.training.assembly import extensions_of
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import EarlyStopping
-from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainSettings
+from dpr.training.callbacks.early_stopping import EarlyStopping
+from dpr.training.data_sets import user_data
+from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainNode
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -64,7 +65,7 @@ class Data(TrainingData):
 
 
 def user_callbacks(entries: Any) -> Any:
-    return Named.of(TrainingSettings.of(None, callbacks=entries)).callbacks
+    return extensions_of(TrainingSettings.of(None, callbacks=entries), []).callbacks
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ def test_a_data_set_class_gets_its_files_and_has_what_training_asks_for() -> Non
 
 
 def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Path) -> None:
-    train = TrainSettings(
+    train = TrainNode(
         callbacks={"use": "user_module:Mine", "size": 5},
         validation="user_module:Constant",
         early_stopping=EarlyStoppingSettings(patience=2),

@@ -13,7 +13,7 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.dry_run import dry_run
-from dpr.training.metrics import Metrics
+from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer
 

@@ -1,0 +1,180 @@
+"""Choices of ``dpr adapt`` and ``dpr quickstart`` that no user makes: what happens to a given model, the length of
+the training, the encoder's share in the hybrid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import json_sha256
+from dpr.formats.checkpoints import is_checkpoint, resolve_checkpoint
+from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.models.sources import files_of_model, local_model
+from dpr.preparation.settings import AdaptSettings
+from dpr.retrieval.settings import RetrievalConfig
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import read_manifest
+from dpr.training.command_settings import TrainCommand
+
+TEMPERATURE = 0.15
+"""Temperature of a new encoder; best or nearly best in 20 of 21 runs (benchmarks/results/adapt.md)."""
+TEMPERATURE_OF_GIVEN = 0.05
+WEIGHTS = (0.2, 0.6)
+"""Bounds of the encoder's share in the hybrid; pseudo-questions alone would choose too high a share."""
+WEIGHT_OF_GIVEN = 0.5
+"""Share in the hybrid of a given model that was already trained (benchmarks/results/adapt_trained.md)."""
+CLEARLY = 0.02
+"""Margin by which another choice must beat the default."""
+DEPTH = 1000
+"""Passages that each side of the hybrid lists."""
+METRIC = "ndcg@10"
+LEAST_PAIRS = 8192
+LEAST_PASSAGES = 20
+"""Fewest passages: a batch has 16, and a tenth of the passages are held back."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts to search and train on, as the first stage prepares them."""
+
+    prepared: Path
+    """Folder of that stage, with the dev questions and the corpus to evaluate on."""
+    corpus: Path
+    """Passages to search."""
+    evaluated: Path
+    """Passages without the text that became a question."""
+    train_sets: dict[str, dict[str, Any]]
+    """Entries of the data sets to train on."""
+    vocabulary: list[str] = field(default_factory=list)
+    """Files with more text for a new vocabulary."""
+
+    def counts(self) -> dict[str, Any]:
+        """Returns the numbers of passages, questions and everything else."""
+        return dict(read_manifest(self.prepared)["metadata"]["counts"])
+
+
+def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str | None]:
+    """Returns the folder of the model that a setting names, fetched if it is on the hub, and a hash of its
+    content, before anything is made.
+
+    Raises:
+        ConfigError: there is none, or it lies in ``out``, whose stages may be made again.
+    """
+    if name is None:
+        return None, None
+    path = local_model(name)
+    if path.is_file():
+        raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
+    if path.is_dir() and next(path.rglob("*.safetensors"), None) is None:
+        found = "holds no model.safetensors, expected the folder of a trained model"
+        if any(path.rglob("*.bin")):
+            found += "; pickled weights (.bin) are not read: save it again by its own library"
+        raise ConfigError(f"{key}={name} {found}")
+    if not path.exists():
+        raise ConfigError(
+            f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"
+        )
+    if path.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"{key}={name} lies in out={out}, which is made anew; name another folder by out=")
+    content = [[name, content_sha256(file)] for name, file in files_of_model(path).items()]
+    return str(path), json_sha256(content)
+
+
+def is_fitted(config: AdaptSettings) -> bool:
+    """True if the given model gets a linear layer, or static towers that learn its vectors, instead of being
+    trained. This is so if it states how a text becomes a vector, as a model trained for retrieval does."""
+    return config.model_file is not None and states_vectors(config.model_file)
+
+
+def states_vectors(model_file: str) -> bool:
+    """True if a model states how a text becomes a vector."""
+    folder = Path(model_file)
+    return is_checkpoint(resolve_checkpoint(folder)) or (folder / "modules.json").is_file()
+
+
+def clearly_best(reached: Mapping[str, float], default: str) -> str:
+    """Returns the default, unless another choice is clearly better."""
+    best = max(reached, key=lambda choice: reached[choice])
+    return best if reached[best] > reached[default] + CLEARLY else default
+
+
+def chosen_weight(by_weight: dict[float, float]) -> float:
+    """Returns the share nearest to the default, among those within the bounds that are not clearly worse on
+    the dev questions than the best. A share of 0 is BM25 alone, of 1 the encoder."""
+    within = {weight: value for weight, value in by_weight.items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
+    good = [weight for weight, value in within.items() if value >= max(within.values()) - CLEARLY]
+    return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
+
+
+def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: float) -> TrainCommand:
+    """Returns the settings of the training, with the dev questions for validation.
+
+    If there are few passages, the batch is small, so that there are enough steps. The number of pairs is a
+    multiple of the number of passages within bounds, so that the time is bounded.
+    """
+    made = TrainCommand(output_dir=str(folder), seed=config.seed, device=config.device)
+    made.train_datasets = list(texts.train_sets)
+    made.datasets = texts.train_sets
+    made.train.sampling.mixed = len(texts.train_sets) > 1
+    made.train.hard_negatives = 0
+    made.loss.temperature = temperature
+    dev = {"kind": "retrieval", "corpus": str(texts.evaluated), "name": "dev"}
+    dev["questions"] = str(texts.prepared / "dev_questions.jsonl")
+    dev["qrels"] = str(texts.prepared / "dev_qrels.tsv")
+    made.train.validation = [dev]
+    made.train.eval_at_start = False
+    made.train.best_metric = f"eval/dev/{METRIC}"
+    made.train.keep_last = 1
+
+    passages = texts.counts()["passages"]
+    if passages < LEAST_PASSAGES:
+        raise InputError(
+            f"has {passages} passages, too few to train on",
+            file=texts.corpus,
+            expected=f"{LEAST_PASSAGES} or more",
+            hint=f"dpr search {texts.corpus} searches them by words",
+        )
+    batch = max(16, min(1024, 2 ** (passages.bit_length() - 2)))
+    if config.model_file is None:
+        pairs: float = max(LEAST_PAIRS, min(16 * passages, 131_072))
+        made.encoder.encoder_model_type = "static"
+        made.encoder.pretrained_model_cfg = str(Path(str(config.out)) / "encoder" / "untrained")
+        made.encoder.shared = True
+        made.encoder.pooling = "idf_sqrt"
+        made.encoder.normalize = True
+        made.encoder.dropout = 0.0
+        made.train.learning_rate = 0.02
+    else:
+        batch = min(batch, 32)
+        pairs = max(1024, min(4 * passages, 20_000))
+        made.model_file = config.model_file
+        if not states_vectors(config.model_file):
+            made.encoder.pooling = "mean"
+            made.encoder.normalize = True
+    steps = max(1, round((config.max_pairs or pairs) / batch))
+    made.train.batch_size = batch // config.processes
+    made.train.global_batch_size = batch
+    made.train.max_steps = steps
+    made.train.num_train_epochs = -(-steps // max(1, passages // batch))
+    made.train.eval_every_steps = steps
+    return made
+
+
+def search_of(config: AdaptSettings, texts: Texts, name: str, split: str) -> RetrievalConfig:
+    """Returns the settings of a stage that searches by the hybrid, with the questions of a split."""
+    out = Path(str(config.out))
+    return RetrievalConfig(
+        qa_dataset=str(texts.prepared / f"{split}_questions.jsonl"),
+        qrels=str(texts.prepared / f"{split}_qrels.tsv"),
+        ctx_datasets=str(texts.evaluated),
+        model_file=str(out / "model"),
+        encoded_ctx_files=str(out / "evaluation" / "corpus_0"),
+        bm25_index_path=str(out / "weight" / "index"),
+        hybrid="linear",
+        hybrid_depth=DEPTH,
+        metrics_file=str(out / name / "metrics.json"),
+        device=config.device,
+    )

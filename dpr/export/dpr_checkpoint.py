@@ -1,0 +1,101 @@
+"""A model as a checkpoint file that the original DPR loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
+from dpr.export.towers import refuse
+from dpr.formats.original.checkpoints import write_dpr_checkpoint
+from dpr.models.biencoder import BiEncoder
+from dpr.models.folders.original_dpr import file_weights
+from dpr.storage.outputs import output
+
+logger = get_logger(__name__)
+
+
+EXPECTED = "BERT towers read at their first token, as DPR's were"
+
+
+def unlike_dpr(model: BiEncoder) -> dict[str, bool]:
+    """Returns the properties that DPR's towers do not have, and whether the model has them."""
+    settings = model.settings
+    kind = model.question_model.config.model_type
+    return {
+        f"its backbone is {kind}": kind != "bert",
+        f"pooling is {settings.pooling}": settings.pooling != "cls",
+        "its vectors are normalised": settings.normalize,
+        "its projection has an activation": settings.projection_activation != "none",
+    }
+
+
+def other_texts(model: BiEncoder) -> dict[str, bool]:
+    """Returns the changes of texts before encoding that DPR does not make, and whether the model makes them."""
+    return {
+        "it puts prompts before texts": model.tensorizer.text.has_prompts,
+        "it joins title and text by a template": bool(model.settings.title_template),
+    }
+
+
+def export_dpr_file(
+    model: BiEncoder,
+    target: Path,
+    *,
+    source: str,
+    pretrained_model_cfg: str | None = None,
+    allow_other_vectors: bool = False,
+) -> None:
+    """Writes ``model`` (loaded from ``source``) to ``target``.
+
+    The file names the encoder whose config and tokenizer belong to it: ``pretrained_model_cfg``, else the one
+    the model was loaded with. The export is refused if texts would get other vectors in the original.
+
+    Raises:
+        InputError: the original has no such towers, or would compute other vectors and
+            ``allow_other_vectors`` is not set; or ``target`` exists and is not this model in this format.
+        OutputError: ``target`` cannot be written.
+    """
+    settings = model.settings
+    config = model.question_model.config
+    refuse(unlike_dpr(model), source, expected=EXPECTED)
+    differing = other_texts(model) | {
+        "it was trained without the [SEP] that the original puts at the end of every window": (
+            not settings.dpr_trailing_sep
+        ),
+        f"its questions end at {settings.question_length} tokens": (
+            settings.question_length not in (0, settings.sequence_length)
+        ),
+        "it keeps typographic apostrophes": not settings.plain_apostrophes,
+    }
+    if not allow_other_vectors and (found := [what for what, is_so in differing.items() if is_so]):
+        raise InputError(
+            f"the original would give other vectors: {' and '.join(found)}",
+            file=source,
+            hint="allow_other_vectors=true writes the file anyway; models trained with"
+            " encoder.dpr_trailing_sep=true are the same there",
+        )
+    name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
+    if not name:
+        raise ConfigError(
+            "encoder.pretrained_model_cfg is not set; the file has to name the encoder whose tokenizer"
+            " belongs to it"
+        )
+    encoder = {
+        "encoder_model_type": "hf_bert",
+        "pretrained_model_cfg": name,
+        "pretrained_file": None,
+        "pretrained": False,  # the file has the weights; the original need not load others first
+        "projection_dim": settings.projection_dim,
+        "sequence_length": settings.sequence_length,
+        "dropout": float(getattr(config, "hidden_dropout_prob", 0.1)),
+        "fix_ctx_encoder": False,
+    }
+    params = {"do_lower_case": model.tensorizer.do_lower_case, "encoder": encoder}
+    made_of = {"kind": "DPR checkpoint", "model": model.fingerprint, "params": params}
+    with output(target, made_of, overwrite=None) as is_missing:
+        if is_missing:
+            write_dpr_checkpoint(
+                target, file_weights(model.weights(), shared=settings.shared), params, note=made_of
+            )
+            logger.info("%s written", target)

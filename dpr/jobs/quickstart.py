@@ -1,0 +1,119 @@
+"""``dpr quickstart FOLDER``: a retriever from a folder of documents, evaluated beside BM25, with one command.
+
+It runs other commands one after another, as the stages of one folder (``dpr/adaptation/stages.py``).
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+
+from dpr.adaptation.choices import Texts, clearly_best, find_model, search_of
+from dpr.adaptation.stages import DETAILS, stages_in
+from dpr.jobs import compare
+from dpr.jobs.adapt import JOBS, adapt, write_search
+from dpr.preparation.document_questions import GIVEN
+from dpr.preparation.folder_data import content_of_documents, find_documents
+from dpr.preparation.settings import AdaptSettings, FolderSettings, PrepareSettings, QuickstartSettings
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import read_json
+
+MADE = (
+    "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"
+    " questions expect less of it beside BM25. questions=FILE measures with real ones."
+)
+SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
+"""Stages that evaluate on test questions, and their names in tables."""
+
+
+def run(config: QuickstartSettings) -> None:
+    """Runs all stages and prints their results."""
+    out = Path(str(config.out))
+    model_file, content = find_model("encoder", None if config.encoder == "static" else config.encoder, out)
+    start = time.monotonic()
+    folder = Path(str(config.folder))
+    made_of = asdict(config.part(FolderSettings)) | {"encoder": content}
+    if config.questions is not None:
+        made_of["questions"] = content_sha256(Path(config.questions))
+    documents = find_documents(folder, config.types)
+    made_of["folder"] = content_of_documents(documents)
+
+    prepared = out / "data" / "texts"
+    evaluated = prepared / "evaluation_corpus.jsonl"
+    train_sets = {
+        "corpus": {"file": str(evaluated), "pairs": "mixed"},
+        "questions": {"file": str(prepared / "train.jsonl")},
+    }
+    vocabulary = [str(prepared / "train.jsonl")]
+    texts = Texts(prepared, prepared / "corpus.jsonl", evaluated, train_sets, vocabulary)
+    name = shlex.quote(str(out))
+    with stages_in(out, made_of, first=("data",), jobs=JOBS) as stages:
+        reading = PrepareSettings(
+            sources=[str(folder)],
+            out=str(prepared),
+            words=config.words,
+            overlap=config.overlap,
+            types=config.types,
+            seed=config.seed,
+            questions=config.questions,
+        )
+        what = f"{len(documents)} files: passages, training questions, held-out questions"
+        stages.run("data", what, "prepare", reading, [prepared.name])
+        if not texts.counts()["train questions"]:
+            write_search(out, texts.corpus, None)
+            passages = texts.counts()["passages"]
+            print(f"\n{passages:,} passages, too few questions in them to train on: BM25 searches them.")
+            print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
+            print(f'Search by hand:   dpr search {name} "your question"')
+            return
+        trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
+        with redirect_stdout(stages.details):
+            weight = adapt(stages, trained, texts)
+        for system, label in SYSTEMS.items():
+            search = search_of(trained, texts, system, "test")
+            search.hybrid_weight = weight
+            if system == "bm25":
+                search.indexer.kind = "bm25"
+            if system != "hybrid":
+                search.hybrid = "none"
+            stages.run(system, f"{label} on the test questions", "retrieve", search, ["metrics.json"])
+
+    metrics = {system: out / system / "metrics.json" for system in SYSTEMS}
+    runs = [f"{SYSTEMS[system]}={file}" for system, file in metrics.items()]
+    counts = texts.counts()
+    by_kind = counts["test questions by kind"]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind.items())
+    asked = f"{counts['test questions']:,} held-out questions ({kinds})"
+    print(f"\n{counts['passages']:,} passages of {counts['files']:,} files; {asked}.")
+    is_made = GIVEN not in by_kind
+    notes = [MADE] if is_made else []
+    print("\n".join(notes))
+    compare.run(compare.CompareSettings(runs=runs, metrics=["mrr@10"], out=str(out / "compared.json")))
+    compare.report(compare.ReportSettings(folder=str(out), runs=runs), notes=notes)
+
+    reached = {system: read_json(file)["metrics"] for system, file in metrics.items()}
+    shares = {system: values["accuracy@5"] for system, values in reached.items()}
+    print(
+        f"\nThe passage is among the first five for {shares['dense']:.0%} of the questions with the trained"
+        f" encoder, {shares['bm25']:.0%} with BM25, {shares['hybrid']:.0%} with both."
+    )
+    best = "hybrid"
+    if not is_made:  # pseudo-questions choose nothing: the encoder was trained on such
+        best = clearly_best({system: values["mrr@10"] for system, values in reached.items()}, best)
+    if best == "hybrid":
+        print("Search with both, the hybrid, which is the default.")
+    else:
+        print(
+            f"On your questions {SYSTEMS[best]} alone is clearly ahead of the hybrid: search with --mode {best}."
+        )
+    if counts["unread files"]:
+        listed = texts.prepared / "unread.jsonl"
+        print(f"{counts['unread files']:,} files could not be read: {listed} says why")
+    print(f"It took {(time.monotonic() - start) / 60:.1f} minutes.\n")
+    print(f'Search by hand:   dpr search {name} "your question"')
+    print(f"In a browser:     dpr serve {name} metadata=file")
+    print(f"Curves:           {out / 'report.html'}")
+    print(f"Details:          {out / DETAILS}")

@@ -1,0 +1,68 @@
+"""The negative log-likelihood as a term of the objective, with a false-negative filter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpr.core.batch import BiEncoderBatch, on_device
+from dpr.core.logs import get_logger, warn_once
+from dpr.losses.candidates import GuideVectors
+from dpr.losses.nll import nll_of_columns
+from dpr.losses.protocol import CONTEXTS, LossResult, Pool, Term
+from dpr.losses.stored_vectors import StoredVectors
+
+logger = get_logger(__name__)
+
+
+class Nll(Term):
+    """The InfoNCE loss with in-batch negatives: -log softmax of a question's positive among the candidates of
+    the global batch.
+
+    This is the default objective, weighted by ``loss.nll_weight``. From "Dense Passage Retrieval for
+    Open-Domain Question Answering" (Karpukhin et al., 2020). The vectors of ``guide`` are a false-negative
+    filter: passages too similar to the positive are masked. The term warns once of a batch in which no
+    passage has a guide vector.
+
+        >>> nll = Nll(guide=None, threshold=0.9, max_scores=1 << 22)
+        >>> nll.needs
+        frozenset({'contexts'})
+
+    Relatives: ``BiEncoderNllLoss`` is the same as a whole loss; ``Symmetric`` is the other direction.
+    """
+
+    needs = frozenset({CONTEXTS})
+
+    def __init__(self, *, guide: StoredVectors | None, threshold: float, max_scores: int) -> None:
+        self._guide = guide
+        self._threshold = threshold
+        self._max_scores = max_scores
+
+    def content(self) -> Mapping[str, str]:
+        return {} if self._guide is None else {"guide": self._guide.fingerprint}
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        guide = None
+        if self._guide is not None:
+            is_found, found = self._guide.find(pool.ids)
+            if not is_found.any():
+                warn_once(
+                    logger,
+                    "no passage of this batch has a vector in loss.guide; the training data must name passages"
+                    " by the ids of its shards",
+                )
+            lengths = np.linalg.norm(found, axis=1, keepdims=True)
+            found = found / np.where(lengths > 0, lengths, 1.0).astype(np.float32)
+            vectors = on_device(torch.from_numpy(found), questions.device)
+            guide = GuideVectors(vectors[pool.candidates.target], vectors, self._threshold)
+        return nll_of_columns(
+            questions,
+            pool.contexts,
+            pool.candidates,
+            pool.temperature,
+            guide=guide,
+            max_scores=self._max_scores,
+        )

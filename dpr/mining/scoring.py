@@ -1,0 +1,152 @@
+"""``dpr score``: a teacher's score for every passage of training data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.training_records import sample_to_json
+from dpr.formats.training_sets import TrainingSet
+from dpr.indexer.ranking import fuse_linear
+from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
+from dpr.mining.search import Query, Search
+from dpr.models.cross_encoder import CrossEncoder
+
+logger = get_logger(__name__)
+
+
+_DEPTH = 100
+"""Passages that each side of a hybrid ranks."""
+_SCORED = ("questions", "passages", "passages with a score", "questions whose best passage is a positive")
+
+
+def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
+    """Returns all passages of a sample, in the order of their scores."""
+    return sample.positives + sample.hard_negatives + sample.other_negatives
+
+
+def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
+    """Returns the sample with these scores of its passages, in place of existing ones."""
+    left = iter(scores)
+
+    def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        return tuple(replace(passage, teacher_score=as_written(next(left))) for passage in passages)
+
+    positives = scored(sample.positives)
+    hard = scored(sample.hard_negatives)
+    other = scored(sample.other_negatives)
+    return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
+
+
+def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Returns the samples with the cross-encoder's log-odds of all their passages."""
+    pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
+    scores = iter(scorer.log_odds(pairs))
+    return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
+
+
+def as_written(score: float | None) -> float | None:
+    """Returns a score as files hold it: with six decimals, where float32, in which training reads it, usually ends."""
+    return None if score is None else round(score, 6)
+
+
+def score_passages(
+    train: TrainingSet,
+    out: Path,
+    *,
+    scorer: CrossEncoder | None = None,
+    searches: Sequence[Search] = (),
+    weight: float = DEFAULT_WEIGHT,
+    corpus: Path | None = None,
+    processes: int = 1,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes ``train`` with a ``teacher_score`` of every passage as JSON lines to ``out`` and the audit to
+    ``<out>.audit.json``; returns the audit (``run_job``). Existing scores are replaced.
+
+    The teacher is a cross-encoder (its log-odds), one search (its scores), or two searches as a hybrid. The
+    hybrid is the sum by which ``dpr retrieve hybrid=linear`` ranks. Each side's scores of its 100 best
+    passages of the corpus are scaled to 0 to 1 for each question; the score is ``weight`` times the first's
+    plus the rest times the second's, and 0 for a passage that neither lists. A search knows the passages of
+    ``corpus`` (None: those of the training set) by their text; others get no score.
+    """
+    job = Scoring(train, out, searches, corpus, scorer, weight=weight)
+    audit = run_job(job, processes=processes, overwrite=overwrite)
+    counts = audit["counts"]
+    if missing := counts["passages"] - counts["passages with a score"]:
+        total = counts["passages"]
+        logger.warning(
+            "%s: %d of %d passages have no score, since they are not in the corpus", out, missing, total
+        )
+    return audit
+
+
+@dataclass
+class Scoring(BlockJob):
+    """Job that scores a block."""
+
+    weight: float = DEFAULT_WEIGHT
+    name = "scoring"
+
+    def chosen(self) -> dict[str, Any]:
+        return {"cross_encoder": self.scorer and self.scorer.fingerprint, "weight": self.weight}
+
+    def do_block(self, rows: range) -> tuple[list[Record], Record]:
+        samples = [self.train[row] for row in rows]
+        if self.scorer is not None:
+            samples = scored_by(self.scorer, samples)
+        else:
+            # the searches' scores of all passages of each question
+            corpus = self.corpus
+            rows_of = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
+            known = [[row for row in listed if row is not None] for listed in rows_of]
+            if len(self.searches) == 2:
+                queries = [Query(sample.question) for sample in samples]
+                first, second = ([hits for hits, _ in one.find(queries, _DEPTH)] for one in self.searches)
+                fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * _DEPTH))
+                found = [
+                    [scores.get(corpus.id_at(row), 0.0) for row in listed]
+                    for listed, scores in zip(known, fused, strict=True)
+                ]
+            else:
+                found = self.searches[0].scores([sample.question for sample in samples], known)
+            by_row: list[dict[int | None, float]] = [
+                dict(zip(listed, scores, strict=True)) for listed, scores in zip(known, found, strict=True)
+            ]
+            samples = [
+                with_teacher_scores(sample, map(scores.get, listed))
+                for sample, listed, scores in zip(samples, rows_of, by_row, strict=True)
+            ]
+
+        counts: Counter[str] = Counter(dict.fromkeys(_SCORED, 0))
+        values: dict[str, list[float]] = {"positive_score": [], "negative_score": []}
+        for sample in samples:
+            negatives = sample.hard_negatives + sample.other_negatives
+            ours = [
+                passage.teacher_score for passage in sample.positives if passage.teacher_score is not None
+            ]
+            theirs = [passage.teacher_score for passage in negatives if passage.teacher_score is not None]
+            counts["questions"] += 1
+            counts["passages"] += len(sample.positives) + len(negatives)
+            counts["passages with a score"] += len(ours) + len(theirs)
+            if ours and max(ours) >= max(theirs, default=max(ours)):
+                counts["questions whose best passage is a positive"] += 1
+            values["positive_score"] += ours
+            values["negative_score"] += theirs
+        return [sample_to_json(sample) for sample in samples], {"counts": dict(counts), "values": values}
+
+
+def score_lines(audit: dict[str, Any]) -> Iterator[str]:
+    """Yields the audit as a table for people."""
+    for name in _SCORED:
+        yield f"{audit['counts'][name]:>10,}  {name}"
+    yield from quantile_lines(
+        audit, {"positive_score": "scores of positives", "negative_score": "scores of negatives"}
+    )

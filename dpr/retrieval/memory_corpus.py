@@ -1,0 +1,97 @@
+"""A corpus in memory that can be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.core.logs import counted
+from dpr.core.records import Passage
+from dpr.formats.corpora import (
+    checked_field,
+    field_of,
+)
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.ranking import encode_ids
+from dpr.indexer.registry import Index, Texts
+from dpr.indexer.vectors import ArraySource
+from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.given_passages import Kinds, Passages, records_of
+from dpr.retrieval.passages import PassageFields
+from dpr.retrieval.settings import SEARCH_MODES
+from dpr.retrieval.sides import DenseRetriever, Fusion, LexicalRetriever, Side
+
+_ENCODED_AT_ONCE = 1024
+
+
+@dataclass
+class MemoryCorpus:
+    """Passages and their vectors in memory, searched exactly."""
+
+    model: BiEncoder | None
+    passages: dict[str, Passage] = field(default_factory=dict)
+    _records: list[Mapping[str, Any]] = field(default_factory=list)
+    _vectors: list[ArraySource] = field(default_factory=list)
+    _kinds: Kinds = field(default_factory=dict)
+    fusion: Fusion = field(default_factory=Fusion)
+    files: Sequence[Path] = ()
+
+    @property
+    def mode(self) -> str:
+        return "bm25" if self.model is None else "dense"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return ("bm25",) if self.model is None else SEARCH_MODES
+
+    def query_text(self, question: str) -> str:
+        return question
+
+    def add(self, passages: Passages) -> None:
+        """Embeds and adds passages, all of them or none."""
+        kinds = dict(self._kinds)
+        made = list(records_of(passages, kinds, known=len(self.passages)))
+        if not made:
+            raise InputError("there are no passages")
+        if again := next((passage.id for passage, _ in made if passage.id in self.passages), None):
+            raise InputError(f"the id {again!r} is in the corpus already", expected="new ids")
+        if self.model is not None:
+            texts = [passage for passage, _ in made]
+            vectors = [
+                self.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE])
+                for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding")
+            ]
+            ids = encode_ids([str(passage.id) for passage in texts])
+            self._vectors.append(ArraySource(ids, np.concatenate(vectors)))
+        self.passages |= {str(passage.id): passage for passage, _ in made}
+        self._records += [record for _, record in made]
+        self._kinds = kinds
+
+    def side(self, mode: str) -> Side:
+        if mode == "bm25":
+            texts = (f"{passage.title} {passage.text}" for passage in self.passages.values())
+            return LexicalRetriever(Bm25Index.build(Texts(list(self.passages), texts)))
+        assert self.model is not None
+        return DenseRetriever(self.model, ExactIndex(self._vectors, device=self.model.device))
+
+    def filterable(self, side: Side) -> Index | None:
+        return side.index
+
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        return {key: self.passages[key] for key in ids if key in self.passages}
+
+    def fields(self, kinds: Mapping[str, str]) -> PassageFields:
+        rows = []
+        for number, record in enumerate(self._records):
+            try:
+                row = [checked_field(name, kind, field_of(record, name)) for name, kind in kinds.items()]
+            except ValueError as error:
+                raise InputError(f"passage {number}: {error}") from None
+            rows.append(tuple(row))
+        return PassageFields(encode_ids(list(self.passages)), kinds, rows)

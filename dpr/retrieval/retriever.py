@@ -1,0 +1,380 @@
+"""``dpr.Retriever``: finds passages for questions, in a run folder or in memory."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError
+from dpr.core.logs import configure_by_default
+from dpr.core.other_names import Hinting, hint, missing, refuse
+from dpr.core.paths import user_path
+from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
+from dpr.data.text import checked_items
+from dpr.formats.corpora import kind_of
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.ranking import encode_ids, is_among
+from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.building import add_to, build_in
+from dpr.retrieval.given_passages import Passages
+from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
+from dpr.retrieval.memory_corpus import MemoryCorpus
+from dpr.retrieval.passages import PassageFields
+from dpr.retrieval.settings import SEARCH_MODES
+from dpr.retrieval.sides import AnyRetriever, DenseRetriever, HybridRetriever, Side
+from dpr.retrieval.stored_corpus import StoredCorpus, search_settings
+
+
+class Retriever(metaclass=Hinting):
+    """Searches passages by vectors (``dense``), by words (``bm25``) or by both (``hybrid``). Several threads
+    may use one.
+
+        retriever = Retriever.open("runs/first")
+        for hit in retriever.search("who wrote hamlet", k=5):
+            print(hit.rank, hit.score, hit.title, hit.text)
+
+    ``mode`` is the default of ``search``; ``modes`` are the search modes for which it has all files.
+    """
+
+    def __init__(
+        self,
+        corpus: StoredCorpus | MemoryCorpus,
+        *others: Any,
+        mode: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        if others or not isinstance(corpus, StoredCorpus | MemoryCorpus):
+            raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
+        self.corpus = corpus
+        self.modes = corpus.modes
+        self.folder = folder
+        self.mode = self._checked_mode(mode or corpus.mode)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; its reader may clear it."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.RLock()
+        self._sides: dict[str, AnyRetriever] = {}
+        self._fields: dict[tuple[tuple[str, str], ...], PassageFields] = {}
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path | None = None,
+        *,
+        model: str | None = None,
+        vectors: str | Sequence[str] = (),
+        corpus: str | Path | Sequence[str | Path] = (),
+        mode: str | None = None,
+        weight: float | None = None,
+        indexer: str | None = None,
+        device: str | None = None,
+        pooling: str = "cls",
+    ) -> Retriever:
+        """Opens a run folder by its ``search.json``, which ``dpr retrieve search_folder=`` and ``build``
+        write.
+
+        Arguments replace the values in that file: ``corpus``, files of passages; ``model``, a checkpoint or
+        run; ``vectors``, their folders; ``indexer``, a kind of index; ``weight``, the share of the dense side
+        in a hybrid. With a ``corpus``, a folder need not have that file: the vectors in it are then searched
+        with its model. ``pooling`` is needed for a user-defined one.
+
+        Raises:
+            ConfigError: too little is named, or there are no files for the mode.
+            InputError: files are missing or damaged, or do not belong together.
+        """
+        files = [str(file) for file in ([corpus] if isinstance(corpus, str | Path) else corpus)]
+        shards = [vectors] if isinstance(vectors, str) else list(vectors)
+        at = None if folder is None else user_path(folder)
+        settings = search_settings(
+            at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer
+        )
+        retriever = cls(StoredCorpus(settings, device, pooling), mode=mode, folder=at)
+        retriever.side(retriever.mode)
+        return retriever
+
+    @classmethod
+    def build(
+        cls,
+        model: BiEncoder | str | Path | None,
+        passages: Passages,
+        *,
+        folder: str | Path | None = None,
+        mode: str | None = None,
+        indexer: str = "exact",
+        device: str | None = None,
+        **others: Any,
+    ) -> Retriever:
+        """Embeds passages and searches them, in memory or, if ``folder`` is given, from files there. ``open``
+        opens that folder again; a build that was killed continues.
+
+        Args:
+            model: a model, the folder of one, or None to search by words alone.
+            passages: a file, or an iterable of texts, of dictionaries (``text``, and optionally ``id``,
+                ``title`` and fields to filter by) or of ``Passage``. Passages without an id get their number.
+            mode: default search mode; dense if there is a model.
+            indexer: kind of index over vectors in ``folder``; in memory search is exact.
+
+        Raises:
+            ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder``
+            holds something else.
+        """
+        refuse(others, "Retriever.build()")
+        configure_by_default()  # embedding many passages takes minutes, and says how far it is
+        if not isinstance(model, BiEncoder | str | Path | None):
+            raise ConfigError(
+                f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to"
+                " search by words"
+            )
+        model = model if isinstance(model, BiEncoder | None) else str(user_path(model))
+        if folder is not None:
+            build_in(user_path(folder), model, passages, mode=mode, indexer=indexer, device=device)
+            return cls.open(folder, device=device)
+        if indexer != "exact":
+            raise ConfigError(
+                f"indexer={indexer!r} is built into a folder; name one with folder=, or leave indexer out"
+            )
+        if isinstance(model, str):
+            model = BiEncoder.load(model, device=resolve_device(device))
+        corpus = MemoryCorpus(model)
+        corpus.add(passages)
+        return cls(corpus, mode=mode)
+
+    def add(self, passages: Passages, **others: Any) -> None:
+        """Adds passages in the form that ``build`` takes. A folder's are stored there, and its indexes are
+        built again when they are needed.
+
+        Raises:
+            ConfigError, InputError: as ``build``; nothing was added then.
+        """
+        refuse(others, "add()")
+        with self._lock:
+            if isinstance(self.corpus, MemoryCorpus):
+                self.corpus.add(passages)
+            else:
+                self.corpus = add_to(self.folder, self.corpus, passages, self._sides)
+            self._forget()
+
+    @overload
+    def search(
+        self,
+        question: str,
+        k: int = 10,
+        *,
+        mode: str | None = None,
+        weight: float | None = None,
+        where: Mapping[str, Any] | None = None,
+        ids: Iterable[str] | np.ndarray | None = None,
+        texts: bool = True,
+    ) -> Hits: ...
+    @overload
+    def search(self, question: list[str], k: int = 10, **options: Any) -> list[Hits]: ...
+    def search(
+        self,
+        question: str | list[str],
+        k: int = 10,
+        *,
+        mode: str | None = None,
+        weight: float | None = None,
+        where: Mapping[str, Any] | None = None,
+        ids: Iterable[str] | np.ndarray | None = None,
+        texts: bool = True,
+        **others: Any,
+    ) -> Hits | list[Hits]:
+        """Returns the ``k`` best passages of a question; for a list of questions, a list of such results. An
+        empty question finds nothing.
+
+        Args:
+            weight: share of the dense side in a hybrid, 0 to 1, in place of the folder's.
+            where: searches only the passages whose fields have these values: ``{"language": "en", "year":
+                [2020, 2021]}``. All of these are compared, exactly, regardless of the index.
+            ids: searches only the passages with these ids, as ``where`` does.
+            texts: False leaves titles and texts out.
+
+        Raises:
+            ConfigError, InputError: a mode or field does not exist, or files have changed.
+        """
+        refuse(others, "search()")
+        rows = rows_of(question)
+        is_list = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
+        questions: list[Any] = list(rows) if is_list else [rows]
+        if not all(isinstance(item, str) for item in questions):
+            raise ConfigError(
+                f"search() got {' '.join(repr(question).split()):.100} for a question; give a text or a list of"
+                " texts, such as one column of a table"
+            )
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+            raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
+        side: AnyRetriever | None = self.side(mode or self.mode)
+        if weight is not None:
+            is_share = isinstance(weight, int | float) and 0 <= weight <= 1
+            if not isinstance(side, HybridRetriever) or not is_share:
+                raise ConfigError(
+                    f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
+                    " mode='hybrid'"
+                )
+            fusion = replace(side.fusion, weight=weight)
+            side = HybridRetriever(side.dense, side.lexical, fusion)
+        if where is not None or ids is not None:
+            chosen = self.chosen(where, ids)
+            side = self.among(side, chosen) if side and len(chosen) else None
+        queries = [self.corpus.query_text(item) for item in questions if item.strip()]
+        found = iter(self._ranked(side, queries, k, texts) if side and queries else [])
+        answers = []
+        for item in questions:
+            answers.append(next(found, Hits(item)) if item.strip() else Hits(item))
+            answers[-1].question = item
+        return answers[0] if isinstance(question, str) else answers
+
+    def side(self, mode: str) -> AnyRetriever:
+        """Returns the side that searches by ``mode``, opened when it is first needed."""
+        with self._lock:
+            if self._checked_mode(mode) not in self._sides:
+                if mode == "hybrid":
+                    fusion = self.corpus.fusion
+                    self._sides[mode] = HybridRetriever(self.side("dense"), self.side("bm25"), fusion)
+                else:
+                    self._sides[mode] = self.corpus.side(mode)
+            return self._sides[mode]
+
+    def among(self, side: Any, ids: np.ndarray) -> AnyRetriever:
+        """Returns a side over the passages with these ids (n,), ascending and distinct, which computes every
+        product."""
+        if isinstance(side, HybridRetriever):
+            return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
+        index = self.corpus.filterable(side)
+        if index is None:
+            raise ConfigError(
+                "there is an index but not the vectors, which a filter needs; search without where and ids,"
+                " or add vectors="
+            )
+        narrowed: Side = copy.copy(side)
+        narrowed.index = index.among(ids)
+        return narrowed
+
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        """Returns the passages with these ids, without those that are missing."""
+        return self.corpus.get(checked_items(ids, (str,), "get()", "an id"))
+
+    if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+        __getattr__ = missing
+
+    def __len__(self) -> int:
+        return self.side(self.mode).index.num_passages
+
+    def __repr__(self) -> str:
+        return f"Retriever({len(self):,} passages, {' or '.join(self.modes)}, by default {self.mode})"
+
+    def _checked_mode(self, mode: str) -> str:
+        if mode in self.modes:
+            return mode
+        if mode not in SEARCH_MODES:
+            raise ConfigError(f"mode={mode!r} is not known; choose dense, bm25 or hybrid")
+        other = self.modes[0]
+        raise ConfigError(
+            f"mode={mode} needs a model and its vectors of the passages, which dpr embed makes; name them with"
+            f" model= and vectors= (--model, --vectors), or search by words with mode={other} (--mode {other})"
+        )
+
+    def chosen(
+        self,
+        where: Mapping[str, Any] | None,
+        ids: Iterable[str] | np.ndarray | None,
+        fields: PassageFields | None = None,
+    ) -> np.ndarray:
+        """Returns the ids (n,), ascending and distinct, that match ``where`` and ``ids``; ``search`` takes
+        them as ``ids``.
+
+        Args:
+            fields: fields that were read before, with the kinds that values must have. Without them, the
+                fields in ``where`` are read when they are first needed, and have the kinds of its values.
+        """
+        is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
+        listed: Any = ids if ids is None or is_encoded else chosen_ids(ids)
+        if where is None:
+            return chosen_ids(()) if listed is None else listed
+        if not isinstance(where, Mapping):
+            raise ConfigError(
+                f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
+            )
+        if fields is None:
+            kinds = {name: _kind_of(name, value) for name, value in where.items()}
+            key = tuple(sorted(kinds.items()))
+            with self._lock:
+                if key not in self._fields:
+                    self._fields[key] = self.corpus.fields(kinds)
+                fields = self._fields[key]
+        matching = fields.matching(where)
+        return matching if listed is None else matching[is_among(matching, listed)]
+
+    def _ranked(self, side: AnyRetriever, queries: list[str], k: int, texts: bool) -> list[Hits]:
+        start = time.perf_counter()
+        if isinstance(side, HybridRetriever):
+            dense, lexical = side.retrieve_sides(queries, k)
+            sides = {"dense": dense, "bm25": lexical}
+            rankings = side.fusion.fuse(dense, lexical, k)
+        else:
+            rankings = side.retrieve(queries, k)
+            sides = {"dense" if isinstance(side, DenseRetriever) else "bm25": rankings}
+        ranked = time.perf_counter()
+        passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
+
+        words = side.lexical.index if isinstance(side, HybridRetriever) else side.index
+        file = self.corpus.files[0] if len(self.corpus.files) == 1 else None
+        answers = []
+        for row, ranking in enumerate(rankings):
+            places: dict[str, dict[str, Place]] = {}
+            for name, lists in sides.items():
+                places[name] = {key: Place(rank, score) for rank, (key, score) in enumerate(lists[row], 1)}
+            hits = []
+            for rank, (key, score) in enumerate(ranking, 1):
+                passage = passages.get(key) or Passage("", "", key)
+                hits.append(
+                    Hit(rank, score, passage, {name: at.get(key) for name, at in places.items()}, file)
+                )
+            is_unanswered = False
+            if isinstance(words, Bm25Index):
+                best = max((score for _, score in sides["bm25"][row]), default=0.0)
+                is_unanswered = words.share(queries[row], best) < LEAST_SHARE
+            answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
+
+        self.seconds["search"] += ranked - start - sum(side.seconds.values())
+        for name, seconds in side.seconds.items():
+            self.seconds[name] += seconds
+        side.seconds.clear()
+        self.seconds["texts"] += time.perf_counter() - ranked
+        return answers
+
+
+def chosen_ids(ids: Iterable[str]) -> np.ndarray:
+    """Returns ids (n,) as indexes hold them, ascending and distinct, without those that no corpus can have."""
+    rows = rows_of(ids)
+    listed = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
+    for item in listed:
+        if isinstance(ids, str) or not isinstance(item, str):
+            raise ConfigError(
+                f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']"
+            )
+    return np.unique(
+        encode_ids([str(item) for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item])
+    )
+
+
+def _kind_of(name: str, value: Any) -> str:
+    """Returns the kind of field (``dpr/formats/corpora.py``) that a value is compared with."""
+    first = next(iter(value), None) if isinstance(value, list) else value
+    if kind := kind_of(first):
+        return kind
+    raise ConfigError(
+        f"where: {name}={value!r} is not a text, a number, True or False, or a list of one of these"
+    )

@@ -1,0 +1,206 @@
+"""A corpus on disk that can be searched: files that a run folder, or a caller, names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.machine import no_downloads
+from dpr.core.records import Passage
+from dpr.core.settings import drop_unused
+from dpr.embedding.settings import CheckpointEncoderConfig
+from dpr.formats.vector_shards import VectorShard
+from dpr.indexer.registry import Index, index_class
+from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
+from dpr.models.sources import local_model
+from dpr.retrieval.indexes import index_choice, open_dense, open_text_index, open_vector_index
+from dpr.retrieval.passages import PassageFields, PassageLookup
+from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
+from dpr.retrieval.sides import DenseRetriever, Fusion, LexicalRetriever, Side
+from dpr.retrieval.sources import resolve_passage_sources
+from dpr.storage.durable import MANIFEST
+
+_EXACT = {"kind": "exact"}
+
+
+def search_settings(
+    folder: Path | None,
+    *,
+    model: str | None = None,
+    vectors: Sequence[str] = (),
+    corpus: Sequence[str] = (),
+    weight: float | None = None,
+    indexer: str | None = None,
+) -> SearchSettings:
+    """Returns the folder's ``search.json``, overridden by what is given here.
+
+    Without that file, it returns what is given, completed by the model and the vectors that the folder holds;
+    without a folder, what is given.
+
+    Raises:
+        ConfigError: no corpus is given, or the folder alone names a class.
+        InputError: the folder has no ``search.json`` and no corpus is given, or the file is damaged.
+    """
+    settings = SearchSettings()
+    if folder is not None and (not corpus or (folder / FILE).is_file()):
+        settings = SearchSettings.read(folder)
+        settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
+    elif folder is not None:
+        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=[])
+        for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
+            with suppress(InputError):  # no folder of vectors
+                if VectorShard(manifest.parent, verify=False).num_vectors:
+                    settings.encoded_ctx_files.append(str(manifest.parent))
+    if corpus:
+        settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
+    if model:
+        settings = replace(settings, model_file=str(local_model(model)))
+    if vectors:
+        settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer=_EXACT)
+    if indexer is not None and indexer != settings.indexer.get("kind"):
+        settings = replace(settings, indexer={"kind": indexer}, index_path=None)
+    if weight is not None:
+        settings = replace(settings, hybrid_weight=weight, hybrid="linear")
+    if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
+        raise ConfigError(
+            f"{FILE} names the class {kind!r}; code is run for names that you give only, from Python:"
+            f" Retriever.open(folder, indexer={kind!r})"
+        )
+    if not settings.passages:
+        raise ConfigError("there is no corpus to show texts of; name it with corpus= (--corpus)")
+    return settings
+
+
+@dataclass
+class StoredCorpus:
+    """Passages, vectors and indexes on disk, as ``SearchSettings`` name them. ``pooling`` is that of
+    ``CheckpointEncoderConfig``, never from a file."""
+
+    settings: SearchSettings
+    device: str | None = None
+    pooling: str = "cls"
+    _exact: Index | None = None
+
+    @property
+    def mode(self) -> str:
+        """Returns the search mode that the folder, or what was named, states. Its files may be missing
+        (``modes``)."""
+        stored = self.settings
+        if self._reads_texts:
+            return "bm25"
+        if stored.hybrid != "none":
+            return "hybrid"
+        has_dense = stored.model_file or stored.encoded_ctx_files or stored.index_path
+        return "dense" if has_dense or stored.indexer["kind"] != "exact" else "bm25"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Returns the search modes for which the folder has all files."""
+        stored = self.settings
+        has_vectors = stored.encoded_ctx_files or stored.index_path
+        return SEARCH_MODES if stored.model_file and has_vectors else ("bm25",)
+
+    @property
+    def _reads_texts(self) -> bool:
+        return index_class(self.settings.indexer["kind"]).reads == "texts"
+
+    @property
+    def fusion(self) -> Fusion:
+        """Returns the fusion of a hybrid, a linear one if the folder names none."""
+        stored = self.settings
+        weight = DEFAULT_WEIGHT if stored.hybrid_weight is None else stored.hybrid_weight
+        return Fusion(weight, stored.hybrid_depth)
+
+    @property
+    def files(self) -> list[Path]:
+        return [source.file for source in self.settings.passages]
+
+    @cached_property
+    def passages(self) -> PassageLookup:
+        """Returns the titles and texts of the passages."""
+        for file in self.files:
+            if not file.is_file():
+                raise InputError("cannot be read: No such file", file=file)
+        return PassageLookup(self.settings.passages)
+
+    def query_text(self, question: str) -> str:
+        """Returns the question in the form that retrievers get."""
+        return self.settings.form.query_text(question)
+
+    def side(self, mode: str) -> Side:
+        """Opens the side ``dense`` or ``bm25``."""
+        stored = self.settings
+        sources = stored.passages
+        if (
+            "dense" in self.modes or self._reads_texts
+        ):  # the folder's own settings are checked whatever the mode is
+            self._config(stored)
+        with no_downloads():  # of models that search.json names
+            if mode == "bm25":
+                path = stored.bm25_index_path
+                if self._reads_texts:
+                    path = path or stored.index_path
+                else:
+                    stored = replace(stored, indexer=stored.indexer | {"kind": "bm25"})
+                choice = index_choice(_indexer(stored))
+                return LexicalRetriever(open_text_index(choice, sources, path))
+            if self._reads_texts:
+                stored = replace(stored, indexer=_EXACT, index_path=None)
+            return open_dense(
+                self._config(stored), sources, form=stored.form, device=resolve_device(self.device)
+            )
+
+    def filterable(self, side: Side) -> Index | None:
+        """Returns an index of a side that can search a part of the passages: its own, or else exact search of
+        the vectors; None if they are missing."""
+        if side.index.can_filter or not isinstance(side, DenseRetriever):
+            return side.index
+        if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
+            stored = replace(self.settings, indexer=_EXACT, index_path=None)
+            config = self._config(stored)
+            self._exact = open_vector_index(config, side.model, stored.passages, side.model.device)
+        return self._exact
+
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        """Returns the passages with these ids, without those that are missing."""
+        return self.passages.get(ids)
+
+    def fields(self, kinds: Mapping[str, str]) -> PassageFields:
+        """Reads the fields by which passages can be filtered."""
+        return PassageFields.read(self.settings.passages, kinds)
+
+    def _config(self, stored: SearchSettings) -> RetrievalConfig:
+        """Returns the settings of such a search for ``dpr retrieve``, checked."""
+        config = RetrievalConfig(
+            qa_dataset="typed",
+            ctx_datasets=[str(source.file) for source in stored.passages],
+            encoded_ctx_files=stored.encoded_ctx_files,
+            model_file=stored.model_file,
+            index_path=stored.index_path,
+            bm25_index_path=stored.bm25_index_path,
+            hybrid=stored.hybrid,
+            hybrid_weight=stored.hybrid_weight,
+            hybrid_depth=stored.hybrid_depth,
+            encoder=CheckpointEncoderConfig(
+                **vars(stored.text),
+                pretrained_model_cfg=stored.pretrained_model_cfg,
+                pooling=self.pooling,
+                sequence_length=stored.sequence_length,
+            ),
+            indexer=_indexer(stored),
+        )
+        drop_unused(config)  # settings of the retrieval that wrote the file, in another mode
+        config.check()
+        return config
+
+
+def _indexer(stored: SearchSettings) -> IndexerConfig:
+    """Returns the settings of the index. Settings that no longer exist have no effect."""
+    known = {item.name for item in fields(IndexerConfig)}
+    return IndexerConfig(**{name: value for name, value in stored.indexer.items() if name in known})

@@ -1,0 +1,80 @@
+"""The loss that settings name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from dpr.core.errors import ConfigError
+from dpr.core.settings import split_entry
+from dpr.core.user_classes import create_object
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
+from dpr.models.biencoder import BiEncoder
+from dpr.training.settings import LossSettings
+
+
+def make_loss(
+    settings: LossSettings, *, candidates: str, model: BiEncoder | None = None, namespaces: Sequence[str] = ()
+) -> Loss:
+    """Returns the loss that ``loss.name`` names, with the candidate rule, or the objective with the terms
+    that the settings weight.
+
+    Without ``model``, its vectors count as not normalised and may have any width. Passage ids are unique
+    within ``namespaces``.
+
+    Raises:
+        ConfigError: the loss or a term is unknown, is not a class that implements the contract, or needs
+            inputs that are not gathered.
+        InputError: the shards of ``loss.guide`` or ``loss.teacher`` cannot be read, or do not fit together.
+    """
+    if settings.name != "nll":
+        loss: Loss = _user_term(settings.name, Loss, GATHERED, setting="loss.name", candidates=candidates)
+        return loss
+    if not settings.changed():
+        return BiEncoderNllLoss(candidates=candidates)
+    from dpr.losses.objective import Objective  # only few runs have terms besides the NLL
+    from dpr.training.teacher import open_teacher, read_vectors
+
+    settings.check_objective("loss.")
+    for width in settings.dimensions or ():
+        if model is not None and width > model.dimension:
+            raise ConfigError(
+                f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions;"
+                " leave it out"
+            )
+    known = GATHERED | {OWN_SCORES}
+    terms = [
+        (weight, _user_term(entry, Term, known, setting="loss.terms", candidates=candidates))
+        for weight, entry in settings.user_terms()
+    ]
+    guide = None
+    if settings.guide:
+        guide = read_vectors(settings.guide, namespaces, setting="loss.guide")
+    teacher = None
+    if settings.teacher is not None:
+        teacher = open_teacher(settings.teacher, model, namespaces)
+    return Objective(
+        settings,
+        candidates=candidates,
+        normalize=model is not None and model.settings.normalize,
+        guide=guide,
+        teacher=teacher,
+        user_terms=terms,
+    )
+
+
+def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: str, candidates: str) -> Any:
+    """Returns the user-defined loss or term that an entry names. It may need the ``known`` inputs."""
+    term: Term = create_object(entry, kind, setting=setting)
+    term.candidates = candidates
+    path, _ = split_entry(entry, setting=setting)
+    if unknown := sorted(set(term.needs) - known):
+        raise ConfigError(
+            f"{setting}={path} needs {', '.join(unknown)}; only {', '.join(sorted(known))} are gathered"
+        )
+    if isinstance(term, nn.Module) and any(True for _ in term.parameters()):
+        raise ConfigError(f"{setting}={path} has parameters, which would not be trained or saved")
+    return term

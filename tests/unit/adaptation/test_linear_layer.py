@@ -1,0 +1,132 @@
+"""The layer that ``dpr adapt`` fits: nearer to the hybrid than the model was, equal for both sides, and the same
+again with the same seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dpr.adaptation import linear_layer
+from dpr.adaptation.linear_layer import add_fitted_layer
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage
+from dpr.data.pairs import PseudoPairs
+from dpr.models.biencoder import BiEncoder
+from tests.helpers.tiny import sentence, tiny_model
+
+
+def corpus(folder: Path, count: int = 60) -> PseudoPairs:
+    rng = random.Random(1)
+    rows = [
+        {"_id": str(row), "text": " ".join(f"{sentence(rng, 7).capitalize()}." for _ in range(3))}
+        for row in range(count)
+    ]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return PseudoPairs(folder / "corpus.jsonl")
+
+
+def distance(scores: Tensor, targets: Tensor, sources: Tensor) -> Tensor:
+    """The KL divergence that is minimised, written once more."""
+    total = torch.zeros((), dtype=torch.float64)
+    for line, wanted, own in zip(scores.double(), targets.double(), sources.tolist(), strict=True):
+        others = [row for row in range(len(line)) if row != own]
+        learned = (line[others] / 0.05).log_softmax(0)
+        share = (wanted[others] / linear_layer.TEACHER_TEMPERATURE).softmax(0)
+        total = total + (share * (share.log() - learned)).sum()
+    return total / len(scores)
+
+
+def test_the_vectors_come_nearer_to_the_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(tmp_path / "base", pooling="mean", normalize=True, shared=True)
+    known: list[Tensor] = []
+    fitted = linear_layer._fitted
+
+    def noted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *, seed: int) -> Tensor:
+        known.extend((asked, encoded, targets, sources))
+        return fitted(asked, encoded, targets, sources, seed=seed)
+
+    monkeypatch.setattr(linear_layer, "_fitted", noted)
+    monkeypatch.setattr(linear_layer, "LEARNING_RATE", 3e-3)  # the steps are few
+    add_fitted_layer(model, corpus(tmp_path), most_questions=200)
+    asked, encoded, targets, sources = known
+    assert len(asked) == 200 and len(encoded) == 60
+    assert not targets[torch.arange(200), sources].any()  # nobody is taught to find what it was cut from
+    assert targets.max() <= 1 and targets.amax(1).min() > 0
+
+    matrix = model.ctx_model.encode_proj.weight.detach().float()  # type: ignore[union-attr]
+    after = normalize(asked @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
+    assert distance(after, targets, sources) < 0.95 * distance(asked @ encoded.T, targets, sources)
+
+
+def test_a_step_goes_down_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam's first step is the rate, against the sign of the gradient."""
+    monkeypatch.setattr(linear_layer, "_EPOCHS", 1)
+    draws = torch.Generator().manual_seed(0)
+    asked = normalize(torch.randn(20, 6, generator=draws), dim=-1)
+    encoded = normalize(torch.randn(9, 6, generator=draws), dim=-1)
+    sources = torch.arange(20) % 9
+    targets = torch.rand(20, 9, generator=draws).scatter(1, sources[:, None], 0.0)
+    matrix = torch.eye(6, requires_grad=True)
+    scores = normalize(asked @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
+    (gradient,) = torch.autograd.grad(distance(scores, targets, sources), matrix)
+    step = linear_layer._fitted(asked, encoded, targets, sources, seed=0) - torch.eye(6)
+    torch.testing.assert_close(step, -linear_layer.LEARNING_RATE * gradient.sign(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("settings", [{"shared": True}, {}, {"projection_dim": 12}, {"dimensions": 8}])
+def test_a_layer_multiplies_the_vectors_of_both_sides(
+    tmp_path: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(tmp_path / "base", pooling="mean", normalize=True, **settings)
+    question, passage = "what is it", Passage("it is that", "a title")
+    before = [model.encode_questions(question), model.encode_passages(passage)]
+    matrix = torch.randn(model.dimension, model.dimension)
+    monkeypatch.setattr(linear_layer, "_fitted", lambda *args, **options: matrix)
+    add_fitted_layer(model, corpus(tmp_path))
+    model.save(tmp_path / "saved")
+    again = BiEncoder(str(tmp_path / "saved"))
+    after = [again.encode_questions(question), again.encode_passages(passage)]
+    for first, second in zip(before, after, strict=True):
+        expected = matrix.numpy() @ first
+        np.testing.assert_allclose(second, expected / np.linalg.norm(expected), atol=2e-6)
+
+
+def test_the_same_seed_gives_the_same_layer(tmp_path: Path) -> None:
+    layers = []
+    for seed in (0, 0, 1):
+        model = tiny_model(tmp_path / f"base{len(layers)}", pooling="mean", normalize=True, shared=True)
+        add_fitted_layer(model, corpus(tmp_path), most_questions=50, seed=seed)
+        assert model.ctx_model.encode_proj is not None
+        layers.append(model.ctx_model.encode_proj.weight)
+    assert torch.equal(layers[0], layers[1]) and not torch.equal(layers[0], layers[2])
+
+
+def test_large_corpora_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_layer, "MOST_PASSAGES", 20)
+    model = tiny_model(tmp_path / "base", pooling="mean", normalize=True, shared=True)
+    encoded: list[str] = []
+    encode = model.encode_passages
+    monkeypatch.setattr(
+        model,
+        "encode_passages",
+        lambda passages, **options: encoded.extend(passages) or encode(passages, **options),
+    )
+    add_fitted_layer(model, corpus(tmp_path), most_questions=50)
+    assert len(encoded) == 20
+
+
+def test_what_cannot_take_a_layer_is_refused(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "base", pooling="mean", normalize=True)
+    model.use_static_questions()
+    with pytest.raises(ConfigError, match="whose questions go through a table"):
+        add_fitted_layer(model, corpus(tmp_path))
+    model = tiny_model(tmp_path / "other", pooling="mean", normalize=True)
+    with pytest.raises(InputError, match="too few passages with words"):
+        add_fitted_layer(model, corpus(tmp_path, count=1))
