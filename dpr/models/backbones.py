@@ -24,10 +24,11 @@ from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.logs import shows_bars
 from dpr.core.machine import overlapping, reading
-from dpr.data.tokenizer_files import check_files, check_numbers
+from dpr.data.tokenizer_files import check_numbers
+from dpr.formats.model_folder import look
 from dpr.models.properties import set_dropout, without_running
 from dpr.models.sources import HUB_NAME
-from dpr.storage.durable import MANIFEST, read_json, read_manifest
+from dpr.storage.durable import MANIFEST, read_manifest
 from dpr.storage.untrusted import describe
 
 CONFIG = "config.json"
@@ -40,14 +41,6 @@ _MAX_SIZE = {
 _MAX_POSITIONS = 1 << 24
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """Returns the settings in a file; empty if there is none. Raises CheckpointError if it holds no object."""
-    found = read_json(file) if os.path.lexists(file) else {}  # an existing path must be a file
-    if not isinstance(found, dict):
-        raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
-    return found
-
-
 def require_plain(stated: Mapping[str, Any], plain: Mapping[str, Any], file: Path, expected: str) -> None:
     """Raises CheckpointError if one of these settings is stated and is not the ``plain`` one."""
     for name, value in plain.items():
@@ -55,7 +48,7 @@ def require_plain(stated: Mapping[str, Any], plain: Mapping[str, Any], file: Pat
             raise CheckpointError(f"{name} is {describe(stated[name])}", file=file, expected=expected)
 
 
-def read_config(source: str | Path) -> Any:
+def read_config(source: str | os.PathLike[str]) -> Any:
     """Reads the config of a model, without the keys that say how it is run.
 
     Raises:
@@ -67,14 +60,13 @@ def read_config(source: str | Path) -> Any:
 
     folder = Path(source)
     if folder.is_file():
-        raise InputError("is a file", file=source, expected="the folder of a model, or the name of one")
-    file: str | Path = folder / CONFIG if folder.is_dir() else source
+        raise InputError("is a file", file=folder, expected="the folder of a model, or the name of one")
+    file: str | Path = folder / CONFIG if folder.is_dir() else str(source)
     try:
         if folder.is_dir():
-            check_files(folder)
-            values = read_json(folder / CONFIG)
+            values = look(source).value(CONFIG)
         else:
-            with reading(source):
+            with reading(str(source)):
                 values = PretrainedConfig.get_config_dict(str(source))[0]
         check_numbers(values, file)
         values = without_running(values)
@@ -115,7 +107,7 @@ def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], 
             raise InputError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}{limited}")
 
 
-def load_weights(model_class: Any, source: str | Path, config: Any, **options: Any) -> Any:
+def load_weights(model_class: Any, source: str | os.PathLike[str], config: Any, **options: Any) -> Any:
     """Loads a model of ``model_class`` (one of transformers' Auto classes) in fp32 with the weights of
     ``source``.
 
@@ -126,7 +118,7 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
     if folder.is_dir() and (shapes := weight_shapes(folder)):
         refuse_impossible_sizes(config, shapes, folder / CONFIG)
     try:
-        with reading(source), quiet_loading(), _without_adapters():
+        with reading(str(source)), quiet_loading(), _without_adapters():
             model, info = model_class.from_pretrained(
                 str(source),
                 config=config,
@@ -139,13 +131,13 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
         reason = first_line(error)
         if type(error).__name__ == "UnpicklingError":  # torch's words advise to run whatever the file holds
             reason = "a damaged pickle, or one of more than tensors; save the model as safetensors"
-        raise InputError(f"the weights could not be loaded ({reason})", file=source) from error
+        raise InputError(f"the weights could not be loaded ({reason})", file=str(source)) from error
     missing = sorted(info["missing_keys"])
     if missing or info.get("mismatched_keys"):
         raise InputError(
             f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first:"
             f" {', '.join(missing[:3])})",
-            file=source,
+            file=str(source),
             expected="a file with all weights of that model",
         )
     return model
@@ -178,9 +170,7 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_safetensors(folder: Path) -> None:
-    """Raises CheckpointError if a folder has no safetensors file, because pickled weights are not read.
-    Raises InputError as ``check_files`` does."""
-    check_files(folder)
+    """Raises CheckpointError if a folder has no safetensors file, because pickled weights are not read."""
     if not any(folder.glob("*.safetensors")):
         found = "has no model.safetensors" if folder.exists() else "there is no such folder"
         if any(folder.glob("*.bin")):
@@ -236,7 +226,7 @@ def quiet_loading() -> Iterator[None]:
 
 
 def load_backbone(
-    name_or_folder: str,
+    name_or_folder: str | os.PathLike[str],
     *,
     pretrained: bool = True,
     dropout: float | None = None,
@@ -253,7 +243,7 @@ def load_backbone(
         file.
     """
     config = read_config(name_or_folder)
-    if not pretrained or is_without_weights(Path(name_or_folder)):
+    if not pretrained or is_without_weights(name_or_folder):
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
     set_dropout(config, dropout, attention_dropout)
     backbone: nn.Module = load_weights(
@@ -265,13 +255,14 @@ def load_backbone(
     return static_if_layerless(backbone)
 
 
-def is_without_weights(folder: Path) -> bool:
+def is_without_weights(source: str | os.PathLike[str]) -> bool:
     """True if a folder has a config without weights: one of ``dpr new-encoder``, whose weights come with
     training, or one of a static encoder that was made by hand."""
+    folder = Path(source)
     if not (folder / CONFIG).is_file() or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
         return False
     if not (folder / MANIFEST).is_file():
-        return bool(read_config(folder).model_type == "static")
+        return bool(read_config(source).model_type == "static")
     try:
         return bool(read_manifest(folder)["metadata"].get("kind") == "encoder without weights")
     except InputError:  # of another program

@@ -22,6 +22,7 @@ from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats.corpora import passage_of
+from dpr.formats.model_folder import folder_or_name
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import CONFIG, is_without_weights, load_backbone
 from dpr.models.folders.modules import described_model, prompts_of
@@ -330,9 +331,10 @@ class BiEncoder(SentenceTransformersNames):
         has_table = settings.static_questions
         if has_table:  # one tower, from which the table is initialised
             settings = replace(settings, static_questions=False, shared=True)
+        source = folder_or_name(name_or_folder)
         make = partial(
             load_backbone,
-            name_or_folder,
+            source,
             pretrained=pretrained,
             dropout=dropout,
             attention_dropout=options.attention_dropout,
@@ -341,7 +343,7 @@ class BiEncoder(SentenceTransformersNames):
         for tower in dict.fromkeys(towers):
             begin_with_idf(tower.pooling, Path(name_or_folder))
         tensorizer = Tensorizer.load(
-            name_or_folder,
+            source,
             sequence_length=settings.sequence_length,
             question_length=settings.question_length,
             do_lower_case=do_lower_case,
@@ -353,9 +355,7 @@ class BiEncoder(SentenceTransformersNames):
         settings = present(tensorizer, settings)
         model = cls(*towers, tensorizer, settings, options)
         model.load_state_dict(others, strict=False)
-        model.is_random = not is_static(towers[0].backbone) and (
-            not pretrained or is_without_weights(Path(name_or_folder))
-        )
+        model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(source))
         if has_table:
             model.use_static_questions()
         return model

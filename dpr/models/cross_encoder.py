@@ -17,6 +17,7 @@ from dpr.core.errors import CheckpointError, first_line
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, text_sha256
 from dpr.data.tokenizer_files import load_tokenizer
+from dpr.formats.model_folder import look
 from dpr.models.backbones import check_safetensors, load_weights, read_config
 from dpr.models.properties import FAILURES, check_vocabulary, first_position
 from dpr.storage.durable import describe_file
@@ -104,11 +105,12 @@ class CrossEncoder:
         from transformers import AutoModelForSequenceClassification
 
         path = user_path(folder)
+        found = look(path)
         check_safetensors(path)
         model = load_weights(
-            AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True
+            AutoModelForSequenceClassification, path, read_config(found), use_safetensors=True
         )
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(found)
         check_vocabulary(tokenizer, model, path)
         files = [
             (file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()

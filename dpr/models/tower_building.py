@@ -107,7 +107,7 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
         ConfigError: peft is not installed, or the backbone has no such layers.
     """
     peft = installed_peft()
-    if is_without_weights(Path(base.name)):
+    if is_without_weights(base.name):
         raise ConfigError(
             f"encoder.adapter={settings.adapter} trains beside given weights, and {base.name} has none; leave"
             " it out"
