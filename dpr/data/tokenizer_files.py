@@ -19,14 +19,13 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.machine import panics_caught, reading
 from dpr.core.settings import listed
-from dpr.formats.model_folder import look
+from dpr.formats.model_folder import CONFIG, look
 from dpr.storage.untrusted import describe, inside
 
 TOKENIZER = "tokenizer.json"
-_CONFIG = "config.json"
 _OBJECTS = (
     TOKENIZER,
-    _CONFIG,
+    CONFIG,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -61,7 +60,7 @@ def check_tokenizer_files(folder: str | os.PathLike[str]) -> None:
             continue
         file = found.path / name
         state = found.settings(name)
-        if name == _CONFIG:
+        if name == CONFIG:
             check_numbers(state, file)  # the tokenizer's loader makes a config too
         if name == "special_tokens_map.json":
             for key in state:  # the tokenizer takes them for its own arguments

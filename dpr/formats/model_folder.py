@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dpr.core.paths import odd_kind
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import describe, inside, leads_inside
 
+CONFIG = "config.json"
 _MIB = 1 << 20
 # The files of a folder that models and tokenizers are read from, with the largest size of each kind; of
 # weights, None.
@@ -56,6 +58,24 @@ class ModelFolder(os.PathLike[str]):
         if not isinstance(found, dict):
             raise CheckpointError(f"is {describe(found)}", file=self.path / name, expected="an object")
         return found
+
+    def require_plain(self, name: str, plain: Mapping[str, Any], expected: str) -> None:
+        """Raises CheckpointError if one of these settings is stated in a file and is not the ``plain`` one."""
+        stated = self.settings(name)
+        for key, value in plain.items():
+            if stated.get(key) and stated[key] != value:
+                raise CheckpointError(
+                    f"{key} is {describe(stated[key])}", file=self.path / name, expected=expected
+                )
+
+    def require_safetensors(self) -> None:
+        """Raises CheckpointError if there is no safetensors file, because pickled weights are not read."""
+        if not any(self.path.glob("*.safetensors")):
+            found = "has no model.safetensors" if self.path.exists() else "there is no such folder"
+            if any(self.path.glob("*.bin")):
+                found += "; its pytorch_model.bin is a pickle"
+            hint = "save the model again with save_pretrained of a recent transformers"
+            raise CheckpointError(found, file=self.path, hint=hint)
 
 
 def is_read(name: str) -> bool:

@@ -21,17 +21,16 @@ import torch
 from torch import nn
 
 from dpr.core.distributed import current_ranks
-from dpr.core.errors import CheckpointError, InputError, first_line
+from dpr.core.errors import InputError, first_line
 from dpr.core.logs import shows_bars
 from dpr.core.machine import overlapping, reading
 from dpr.data.tokenizer_files import check_numbers
-from dpr.formats.model_folder import look
+from dpr.formats.model_folder import CONFIG, look
 from dpr.models.properties import set_dropout, without_running
 from dpr.models.sources import HUB_NAME
 from dpr.storage.durable import MANIFEST, read_manifest
 from dpr.storage.untrusted import describe
 
-CONFIG = "config.json"
 _MAX_SIZE = {
     "num_attention_heads": 1 << 12,
     "hidden_size": 1 << 17,
@@ -39,13 +38,6 @@ _MAX_SIZE = {
     "intermediate_size": 1 << 20,
 }
 _MAX_POSITIONS = 1 << 24
-
-
-def require_plain(stated: Mapping[str, Any], plain: Mapping[str, Any], file: Path, expected: str) -> None:
-    """Raises CheckpointError if one of these settings is stated and is not the ``plain`` one."""
-    for name, value in plain.items():
-        if stated.get(name) and stated[name] != value:
-            raise CheckpointError(f"{name} is {describe(stated[name])}", file=file, expected=expected)
 
 
 def read_config(source: str | os.PathLike[str]) -> Any:
@@ -167,16 +159,6 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
                 expected="F32, F16, BF16 or F64; quantised models are not read",
             )
     return shapes
-
-
-def check_safetensors(folder: Path) -> None:
-    """Raises CheckpointError if a folder has no safetensors file, because pickled weights are not read."""
-    if not any(folder.glob("*.safetensors")):
-        found = "has no model.safetensors" if folder.exists() else "there is no such folder"
-        if any(folder.glob("*.bin")):
-            found += "; its pytorch_model.bin is a pickle"
-        hint = "save the model again with save_pretrained of a recent transformers"
-        raise CheckpointError(found, file=folder, hint=hint)
 
 
 @overlapping

@@ -22,9 +22,9 @@ from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats.corpora import passage_of
-from dpr.formats.model_folder import folder_or_name
+from dpr.formats.model_folder import CONFIG, folder_or_name
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import CONFIG, is_without_weights, load_backbone
+from dpr.models.backbones import is_without_weights, load_backbone
 from dpr.models.folders.modules import described_model, prompts_of
 from dpr.models.model_parts import present
 from dpr.models.pooling import begin_with_idf

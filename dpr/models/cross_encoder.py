@@ -18,7 +18,7 @@ from dpr.core.paths import user_path
 from dpr.core.records import Passage, text_sha256
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats.model_folder import look
-from dpr.models.backbones import check_safetensors, load_weights, read_config
+from dpr.models.backbones import load_weights, read_config
 from dpr.models.properties import FAILURES, check_vocabulary, first_position
 from dpr.storage.durable import describe_file
 
@@ -106,7 +106,7 @@ class CrossEncoder:
 
         path = user_path(folder)
         found = look(path)
-        check_safetensors(path)
+        found.require_safetensors()
         model = load_weights(
             AutoModelForSequenceClassification, path, read_config(found), use_safetensors=True
         )

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
-from dpr.formats.model_folder import ModelFolder
-from dpr.models.backbones import CONFIG, check_safetensors, require_plain
+from dpr.formats.model_folder import CONFIG, ModelFolder
 from dpr.models.folders.foreign_towers import ForeignTower
 from dpr.storage.untrusted import describe
 
@@ -67,7 +66,7 @@ def dense_layer(folder: ModelFolder) -> tuple[Tensor, Tensor, str]:
     stated = folder.settings(CONFIG)
     if not stated:
         raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
-    require_plain(stated, _PLAIN_DENSE, file, "a linear layer behind the pooling")
+    folder.require_plain(CONFIG, _PLAIN_DENSE, "a linear layer behind the pooling")
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
     if activation is None:
@@ -76,7 +75,7 @@ def dense_layer(folder: ModelFolder) -> tuple[Tensor, Tensor, str]:
             file=file,
             expected="Identity or Tanh",
         )
-    check_safetensors(folder.path)
+    folder.require_safetensors()
     stored = checkpoints.read_tensors(folder.path, checkpoints.MODEL_FILE)
     weight = stored.get(_WEIGHT, torch.zeros(0)).double()
     bias = stored.get(_BIAS, weight.new_zeros(len(weight))).double()

@@ -7,7 +7,7 @@ from typing import Any
 from dpr.core.errors import CheckpointError
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats.model_folder import ModelFolder
-from dpr.models.backbones import check_safetensors, load_backbone
+from dpr.models.backbones import load_backbone
 from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
 from dpr.models.properties import distinct_weights
 
@@ -19,7 +19,7 @@ def backbone_tower(folder: ModelFolder) -> ForeignTower:
         InputError: it cannot be loaded.
         CheckpointError: the model does not give a state for every token.
     """
-    check_safetensors(folder.path)
+    folder.require_safetensors()
     backbone: Any = load_backbone(folder)
     if (
         backbone.config.is_encoder_decoder and hasattr(backbone, "decoder")

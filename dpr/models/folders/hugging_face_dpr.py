@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.formats.model_folder import ModelFolder
-from dpr.models.backbones import CONFIG, check_safetensors, load_weights, read_config
+from dpr.formats.model_folder import CONFIG, ModelFolder
+from dpr.models.backbones import load_weights, read_config
 from dpr.models.folders.foreign_towers import ForeignTower, joined
 from dpr.models.folders.modules import SIDES, stated_length
 from dpr.models.model_parts import ModelParts
@@ -44,7 +44,7 @@ def dpr_tower(folder: ModelFolder) -> ForeignTower:
     """
     from transformers import BertConfig, DPRContextEncoder, DPRQuestionEncoder
 
-    check_safetensors(folder.path)
+    folder.require_safetensors()
     model_class = DPRQuestionEncoder if folder.path.name == QUESTION else DPRContextEncoder
     encoder = getattr(load_weights(model_class, folder, read_config(folder)), folder.path.name)
     weights = {f"backbone.{key}": tensor for key, tensor in distinct_weights(encoder.bert_model).items()}

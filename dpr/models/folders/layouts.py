@@ -12,8 +12,7 @@ from pathlib import Path
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.formats import checkpoints
-from dpr.formats.model_folder import look
-from dpr.models.backbones import CONFIG
+from dpr.formats.model_folder import CONFIG, look
 from dpr.models.folders.foreign_towers import joined
 from dpr.models.folders.hugging_face import backbone_tower
 from dpr.models.folders.hugging_face_dpr import CTX, DPR_PAIR, QUESTION, dpr_parts, is_dpr

@@ -18,8 +18,7 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import reading
 from dpr.data.settings import TextSettings
 from dpr.formats.checkpoints import write_json_file
-from dpr.formats.model_folder import ModelFolder, look
-from dpr.models.backbones import CONFIG
+from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.models.settings import POOLINGS, EncoderSettings
 from dpr.models.sources import local_model
 from dpr.storage.untrusted import describe, inside

@@ -11,9 +11,9 @@ from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.json_records import is_finite_number
-from dpr.formats.model_folder import look
+from dpr.formats.model_folder import CONFIG, look
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import CONFIG, read_config, refuse_impossible_sizes
+from dpr.models.backbones import read_config, refuse_impossible_sizes
 from dpr.models.model_parts import ModelParts
 from dpr.models.pooling import is_user_defined
 from dpr.models.settings import EncoderSettings

@@ -12,7 +12,7 @@ from dpr.formats import checkpoints
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.model_folder import ModelFolder, folder_or_name
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import load_backbone, require_plain
+from dpr.models.backbones import load_backbone
 from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
 from dpr.models.sources import base_model
 from dpr.storage.untrusted import describe
@@ -51,8 +51,8 @@ def adapter_tower(folder: ModelFolder, given: str | None = None) -> ForeignTower
     """
     file = folder.path / _CONFIG
     stated = folder.settings(_CONFIG)
-    require_plain(
-        stated, _PLAIN, file, "plain LoRA; merge_and_unload of peft makes a whole model of any other"
+    folder.require_plain(
+        _CONFIG, _PLAIN, "plain LoRA; merge_and_unload of peft makes a whole model of any other"
     )
     if not folder.has(WEIGHTS):
         raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder.path)

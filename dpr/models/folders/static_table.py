@@ -14,7 +14,6 @@ from dpr.core.machine import panics_caught
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats import checkpoints
 from dpr.formats.model_folder import ModelFolder
-from dpr.models.backbones import check_safetensors
 from dpr.models.folders.foreign_towers import LONGEST, ForeignTower
 from dpr.models.static import StaticConfig
 
@@ -34,7 +33,7 @@ def static_tower(folder: ModelFolder) -> tuple[ForeignTower, int]:
     """
     from transformers import PreTrainedTokenizerFast
 
-    check_safetensors(folder.path)
+    folder.require_safetensors()
     file = folder.path / _TOKENIZER
     if not file.is_file():
         raise InputError("there is no such file", file=file)
