@@ -26,6 +26,7 @@ from dpr.adaptation.choices import (
     training,
 )
 from dpr.adaptation.fitting import write_fitted
+from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import Stages, stages_in
 from dpr.core.errors import ConfigError, InputError
 from dpr.data.pairs import kinds_of
@@ -33,7 +34,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.jobs import embed, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
-from dpr.preparation.settings import AdaptSettings, NewEncoderSettings, PrepareSettings
+from dpr.preparation.settings import NewEncoderSettings, PrepareSettings
 from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import IndexerConfig
