@@ -30,7 +30,7 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking
 from dpr.jobs.retrieve import passages_in, require_relevant
 from dpr.models.biencoder import BiEncoder
-from dpr.models.trials import mention_bf16
+from dpr.models.properties import mention_bf16
 from dpr.retrieval.dense import DenseRetriever
 from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.passages import require_passages

@@ -22,8 +22,8 @@ from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
 from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.models.backbones import local_model
 from dpr.models.settings import GivenTextSettings
+from dpr.models.sources import local_model
 from dpr.retrieval.indexes import index_choice, open_text_index, reads_texts
 from dpr.retrieval.passages import find_passages, require_passages
 from dpr.retrieval.question_form import QuestionForm

@@ -21,8 +21,8 @@ from dpr.formats.corpora import (
 )
 from dpr.indexer.registry import index_class
 from dpr.indexer.settings import KINDS
-from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
+from dpr.models.sources import local_model
 from dpr.retrieval.given_passages import Kinds, Passages, given_items, records_of
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES

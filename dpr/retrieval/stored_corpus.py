@@ -59,7 +59,7 @@ def search_settings(
     if corpus:
         settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
-        from dpr.models.backbones import local_model
+        from dpr.models.sources import local_model
 
         settings = replace(settings, model_file=str(local_model(model)))
     if vectors:

@@ -85,8 +85,8 @@ def test_places_on_both_sides_of_a_hybrid(monkeypatch: pytest.MonkeyPatch) -> No
     assert shown(hits) == fusion.fuse([dense.ranking], [lexical.ranking], 3)[0]
     assert (hits[0].id, hits[0].score, hits[0].sides) == ("a", 0.5, {"dense": Place(1, 9.0), "bm25": None})
     assert {hit.id: hit.sides for hit in hits}["b"] == {"dense": Place(2, 7.0), "bm25": Place(2, 2.0)}
-    few = HybridRetriever(hybrid.dense, hybrid.lexical, Fusion(weight=0.5, depth=1))
-    assert few.retrieve(["?"], 3) == hybrid.retrieve(["?"], 3), "as many of each side as are asked for"
+    retriever.corpus.fusion = Fusion(weight=0.5, depth=1)
+    assert shown(retriever.search("?", 3)) == shown(hits), "as many of each side as are asked for"
 
 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
