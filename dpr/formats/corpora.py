@@ -115,7 +115,7 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         writer.writerow(_HEADER)
         for count, passage in enumerate(with_ids(), 1):  # noqa: B007
-            row = (passage.id, passage.text, passage.title)
+            row = (str(passage.id), passage.text, passage.title)
             if (
                 row == _HEADER
                 or passage.text != passage.text.strip('"')

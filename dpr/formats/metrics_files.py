@@ -81,7 +81,7 @@ def read_metrics(path: str | Path) -> MetricsFile:
         ids, texts, values = (
             (stored if isinstance(stored, dict) else {}).get(name) for name in ("ids", "questions", "values")
         )
-        is_whole = (
+        if not (
             _are_texts(ids)
             and _are_texts(texts)
             and isinstance(values, dict)
@@ -90,8 +90,7 @@ def read_metrics(path: str | Path) -> MetricsFile:
                 for listed in (texts, *values.values())
             )
             and all(item is None or is_finite_number(item) for listed in values.values() for item in listed)
-        )
-        if not is_whole:
+        ):
             found = "per_question is not a list of different ids with a question and numbers for each"
             raise InputError(found, file=file, expected=_EXPECTED)
         each = PerQuestion(ids, texts, values)
