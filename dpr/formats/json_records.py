@@ -22,8 +22,7 @@ from dpr.formats.text_input import (
     open_input,
     without_nul,
 )
-from dpr.storage.durable import MAX_JSON_BYTES
-from dpr.storage.untrusted import STRICT, TooDeepError, describe, require_shallow
+from dpr.storage.untrusted import MAX_JSON_BYTES, STRICT, TooDeepError, describe, require_shallow
 
 _WINDOW = 2**20
 _JSON_SPACE = b" \t\r\n"

@@ -30,7 +30,8 @@ from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, decode_ids, to_rankings
-from dpr.indexer.registry import IndexChoice, IndexStore, Texts
+from dpr.indexer.registry import IndexChoice, Texts
+from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.vectors import paired_dots, take_rows
 from dpr.models.biencoder import BiEncoder

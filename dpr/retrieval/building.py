@@ -30,7 +30,7 @@ from dpr.retrieval.sources import resolve_passage_sources
 from dpr.retrieval.stored_corpus import StoredCorpus
 from dpr.storage.checksums import content_sha256
 from dpr.storage.leftovers import remove
-from dpr.storage.outputs import lock_of, locked
+from dpr.storage.locks import lock_of, locked
 
 
 def build_in(

@@ -18,7 +18,8 @@ from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
-from dpr.indexer.registry import Index, IndexChoice, IndexStore, held_back
+from dpr.indexer.registry import Index, IndexChoice, held_back
+from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder

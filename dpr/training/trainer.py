@@ -176,10 +176,6 @@ class Trainer(Run):
             self._is_open = False
         return self.progress.best_value
 
-    def evaluate(self) -> Metrics:
-        """Returns the metrics of all validations, for the weights as they are now."""
-        return run_validations(self.validations, self.model)
-
     if not TYPE_CHECKING:  # type checkers would accept any name
         __getattr__ = missing
 
@@ -317,8 +313,8 @@ class Trainer(Run):
     def num_texts(self) -> int:
         return self.plan.num_texts()
 
-    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        metrics = self.metrics.take(peak=peak)
+    def take_metrics(self, *, matrix_speed: float = 0.0) -> Metrics:
+        metrics = self.metrics.take(matrix_speed=matrix_speed)
         loss = metrics.get("train/loss", 0.0)
         if abs(loss) > LARGE_LOSS and not self._warned_of_loss:
             self._warned_of_loss = True

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from dpr.storage.leftovers import this_process
-from dpr.storage.outputs import LOCK_FILE, STALE_AFTER_S
+from dpr.storage.locks import LOCK_FILE, STALE_AFTER_S
 from tests.faults.conftest import Case
 from tests.faults.runs import Workshop, final_hash
 

@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import current_ranks
+from dpr.data.collator import Collator
+from dpr.data.loader import data_row
+from dpr.data.settings import DataSetSettings
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
 from dpr.training.validations.protocol import Metrics
+from tests.helpers.tiny import ListSource, make_samples
 
 DEFAULTS: dict[str, Any] = {
     "batch_size": 8,
@@ -43,6 +50,21 @@ def make_trainer(
     if not report:
         trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
     return trainer
+
+
+def trainer_of(config: TrainCommand, model: BiEncoder, train_sets: Any, dev_sets: Any) -> BiEncoderTrainer:
+    """The trainer that the settings of the command describe."""
+    return BiEncoderTrainer(model, train_sets, dev_sets, output_dir=str(config.output_dir), settings=config)
+
+
+def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
+    """This rank's batch of ``size`` questions, with two hard negatives and another one each."""
+    ranks = current_ranks()
+    source = ListSource(make_samples(size * ranks.world_size))
+    rows = range(size * ranks.rank, size * (ranks.rank + 1))
+    return Collator(model.tensorizer, num_hard=2, num_other=1)(
+        [data_row(source, row, DataSetSettings()) for row in rows]
+    )
 
 
 class Calling(Callback):

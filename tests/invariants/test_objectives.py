@@ -137,7 +137,7 @@ def gradient_of(
     guide = HandMadeGuide() if settings.guide else None
     teacher = teacher_of(folder, name) if settings.teacher else None
     loss = Objective(
-        settings, normalize=name in NORMALIZED, guide=guide, teacher=teacher, max_scores=max_scores
+        settings, normalize=name in NORMALIZED, false_negatives=guide, teacher=teacher, max_scores=max_scores
     )
     step: Step
     if cached:

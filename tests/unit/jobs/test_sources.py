@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dpr.cli.arguments import conf_folder
+from dpr.cli.keys import conf_folder
 from dpr.core.errors import ConfigError
 from dpr.jobs.training_sources import resolve_training_files
 

@@ -18,9 +18,9 @@ from dpr.evaluation.runs import Retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_metrics, read_trec_run
-from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import to_rankings
 from dpr.storage.durable import durable_folder, read_manifest, write_manifest
+from tests.helpers.indexes import exact_index
 from tests.helpers.jobs import retrieve as main
 from tests.helpers.results import read_results
 from tests.helpers.tiny import tiny_model
@@ -52,7 +52,7 @@ def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: Wo
         model.encode_questions([question.text for question in world.questions]),
     )
     expected = to_rankings(
-        ExactIndex.from_arrays([str(passage.id) for passage in world.passages], vectors).search(queries, 7)
+        exact_index([str(passage.id) for passage in world.passages], vectors).search(queries, 7)
     )
     by_id = {passage.id: passage for passage in world.passages}
     found = read_results(out)

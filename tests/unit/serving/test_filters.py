@@ -20,11 +20,11 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.search_folder import SearchSettings
+from tests.helpers.indexes import exact_index
 from tests.helpers.serving import served, wait_until
 from tests.unit.retrieval.conftest import World
 
@@ -38,7 +38,7 @@ def test_a_part_is_searched_as_the_whole_with_the_rest_left_out(share: int) -> N
     chosen = sorted(rng.choice(IDS, share, replace=False))
     words = [" ".join(rng.choice(["ka", "no", "vi", "po"], 3)) for _ in IDS]
     for index, asked in (
-        (ExactIndex.from_arrays(IDS, rng.standard_normal((40, 8)).astype(np.float32), block_rows=7), queries),
+        (exact_index(IDS, rng.standard_normal((40, 8)).astype(np.float32), block_rows=7), queries),
         (Bm25Index.build(Texts(IDS, words)), ["ka no", "vi"]),
     ):
         whole = to_rankings(index.search(asked, len(IDS)))
