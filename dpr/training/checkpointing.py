@@ -16,7 +16,7 @@ from dpr.core.distributed import from_main, full_on_main, gather_rows, is_sharde
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.leftovers import (
     HOST_BYTES,
@@ -262,7 +262,7 @@ def _step_of(folder: Path) -> int:
 class StateOfRun:
     """State of a run that a checkpoint holds besides its progress and identity."""
 
-    model: BiEncoder
+    model: Towers
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     callbacks: Sequence[Callback]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import current_ranks
+from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
 from dpr.data.collator import Collator
 from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
@@ -21,6 +21,7 @@ from dpr.training.callbacks import Callback
 from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
+from dpr.training.step import Step
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import ListSource, make_samples
 
@@ -106,6 +107,24 @@ class KilledAt(Callback):
     def on_before_optimizer_step(self, run: Run) -> None:
         if run.progress.step + 1 == self.step:
             raise KeyboardInterrupt
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {
+        name: full_tensor(parameter.grad).to_dense().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> dict[str, Tensor]:
+    """Loss, number correct and gradient of one optimizer step, as every rank of a group sees them."""
+    loss, correct, questions = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+    for number, batch in enumerate(batches, 1):
+        result = step(batch, num_pools=len(batches), is_last=number == len(batches))
+        loss, correct, questions = loss + result.loss, correct + result.num_correct, questions + len(batch)
+    sums = {"loss": sum_over_ranks(loss) / sum_over_ranks(questions), "correct": sum_over_ranks(correct)}
+    return {**sums, **gradients(model)}
 
 
 def newest(run: Path) -> Path:
