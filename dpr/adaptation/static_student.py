@@ -20,7 +20,7 @@ from dpr.data.pairs import PseudoPairs
 from dpr.formats.checkpoints import TokenFrequencies
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pooling import IdfPooling, set_idf
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 
 # Measured on eight collections (benchmarks/results/students.md).
 MOST_QUESTIONS = 10_000

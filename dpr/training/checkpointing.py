@@ -16,7 +16,7 @@ from dpr.core.distributed import from_main, full_on_main, gather_rows, is_sharde
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.leftovers import (
     HOST_BYTES,
@@ -80,8 +80,9 @@ class CheckpointFolder:
         file = self.output_dir / checkpoints.RUN_FILE
         on_main(lambda: checkpoints.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
 
-    def newest(self, *, fresh: bool = False) -> Path | None:
-        """Returns the newest intact checkpoint, the same on all ranks; None if the run has none.
+    def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
+        """Returns the newest intact checkpoint, the same on all ranks; None if the run has none. If a save was
+        killed after its checkpoint was complete but before ``run.json`` named it, names it now.
 
         With ``fresh`` there must be none. Damaged ones are then moved aside, so that later starts do not find
         them.
@@ -128,7 +129,20 @@ class CheckpointFolder:
 
         on_main(find)
         step = from_main(_step_of(folders[0]) if folders else -1)
-        return None if step < 0 else self.output_dir / checkpoint_name(step)
+        if step < 0:
+            return None
+        folder = self.output_dir / checkpoint_name(step)
+        progress, identity = self.read_state(folder)
+
+        def publish() -> None:
+            last = None
+            with suppress(InputError, AttributeError):  # missing or damaged
+                last = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
+            if last != folder.name:
+                self._publish(folder, progress)
+
+        on_main(publish)
+        return StoredRun(folder, progress, identity)
 
     def save(
         self,
@@ -205,24 +219,6 @@ class CheckpointFolder:
                 ),
             )
 
-    def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
-        """Returns the checkpoint found by ``newest``. If a save was killed after its checkpoint was complete
-        but before ``run.json`` named it, names it now."""
-        folder = self.newest(fresh=fresh)
-        if folder is None:
-            return None
-        progress, identity = self.read_state(folder)
-
-        def publish() -> None:
-            named = None
-            with suppress(InputError, AttributeError):  # missing or damaged
-                named = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
-            if named != folder.name:
-                self._publish(folder, progress)
-
-        on_main(publish)
-        return StoredRun(folder, progress, identity)
-
     def _publish(self, folder: Path, progress: Progress) -> None:
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
         checkpoints.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
@@ -266,7 +262,7 @@ def _step_of(folder: Path) -> int:
 class StateOfRun:
     """State of a run that a checkpoint holds besides its progress and identity."""
 
-    model: BiEncoder
+    model: Towers
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     callbacks: Sequence[Callback]
@@ -292,7 +288,9 @@ class StateOfRun:
             checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
             checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
             states = {
-                name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
+                name: state
+                for name, callback in self._callbacks_by_name()
+                if (state := callback.state_dict())
             }
             checkpoints.write_json_file(folder, checkpoints.CALLBACKS_FILE, states)
 
@@ -305,11 +303,11 @@ class StateOfRun:
         restore_optimizer(self.model, self.optimizer, state)
         self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
         states = read_json(folder / checkpoints.CALLBACKS_FILE)
-        for name, callback in self._named_callbacks():
+        for name, callback in self._callbacks_by_name():
             if name in states:
                 callback.load_state_dict(states[name])
 
-    def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
+    def _callbacks_by_name(self) -> Iterator[tuple[str, Callback]]:
         """Yields callbacks by name; the second of a name is ``Name#2``."""
         seen = Counter[str]()
         for callback in self.callbacks:

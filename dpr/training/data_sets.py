@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 _LOOKED_AT = 64
 DataSets = Any
 """A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in
-dpr/data/training_data.py)."""
+dpr/data/opened_sets.py)."""
 
 
 def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:

@@ -22,8 +22,9 @@ from dpr.core.settings import IDENTITY, MODEL, UPDATES, WARNED, flat_values, unu
 from dpr.data.training_data import OpenedSets
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
-from dpr.models.backbones import deciding_config, dropout_of, files_of_model
-from dpr.models.biencoder import BiEncoder
+from dpr.models.properties import deciding_config, dropout_of
+from dpr.models.sources import files_of_model
+from dpr.models.towers import Towers
 from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
 from dpr.training.run import CHECKPOINT_NAME, Callback, StoredRun
@@ -85,7 +86,7 @@ def _by_file(name: str, contents: list[str]) -> dict[str, str]:
 
 def run_identity(
     settings: TrainingSettings,
-    model: BiEncoder,
+    model: Towers,
     loss: Loss,
     ranks: Ranks,
     *,

@@ -17,7 +17,7 @@ from dpr.data.iterators import Sampling
 from dpr.data.loader import PoolDataset, cut_into_pools
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import OpenedSets, SampleSource
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
@@ -144,14 +144,16 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
     )
 
 
-def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num_ranks: int) -> None:
+def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ranks: int) -> None:
     """Logs global batch, negatives and steps, and warns of settings with which the model would learn little
     or nothing."""
     dataset = plan.dataset
     if len(dataset.sources) > 1:
-        laps = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
+        sets = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
         unit = "rows" if settings.train.sampling.mixed else "pools"
-        parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
+        parts = [
+            f"{source.name} {count} {unit} ({passes:.3g} times over it)" for source, count, passes in sets
+        ]
         logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
     of_question, has_hard = negatives_per_question(dataset.sources, dataset.collator)
     if has_hard and not dataset.collator.num_hard:

@@ -29,9 +29,9 @@ from dpr.data.training_data import OpenedSets
 from dpr.formats.checkpoints import seal_run
 from dpr.formats.results import finest, is_baseline
 from dpr.losses.protocol import Loss, LossResult
-from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import checkpoint_activations
-from dpr.models.trials import mention_bf16
+from dpr.models.properties import mention_bf16
+from dpr.models.towers import Towers
 from dpr.storage.durable import write_json
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun
 from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
@@ -84,7 +84,7 @@ class Trainer(Run):
 
     def __init__(
         self,
-        model: BiEncoder,
+        model: Towers,
         train_sets: OpenedSets,
         dev_sets: OpenedSets,
         *,
@@ -175,10 +175,6 @@ class Trainer(Run):
             self.checkpoints.lock.release()
             self._is_open = False
         return self.progress.best_value
-
-    def evaluate(self) -> Metrics:
-        """Returns the metrics of all validations, for the weights as they are now."""
-        return run_validations(self.validations, self.model)
 
     if not TYPE_CHECKING:  # type checkers would accept any name
         __getattr__ = missing
@@ -317,8 +313,8 @@ class Trainer(Run):
     def num_texts(self) -> int:
         return self.plan.num_texts()
 
-    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        metrics = self.metrics.take(peak=peak)
+    def take_metrics(self, *, matrix_speed: float = 0.0) -> Metrics:
+        metrics = self.metrics.take(matrix_speed=matrix_speed)
         loss = metrics.get("train/loss", 0.0)
         if abs(loss) > LARGE_LOSS and not self._warned_of_loss:
             self._warned_of_loss = True
@@ -412,9 +408,7 @@ class Trainer(Run):
             getattr(callback, moment)(self, *arguments)
 
 
-def make_step(
-    model: BiEncoder, loss: Loss, settings: TrainNode, *, ranks: Ranks, device: torch.device
-) -> Step:
+def make_step(model: Towers, loss: Loss, settings: TrainNode, *, ranks: Ranks, device: torch.device) -> Step:
     """Returns the step that the settings ask for: the whole batch at once, or chunk by chunk. If they ask for
     it, the model is sharded."""
     cached = None

@@ -32,13 +32,8 @@ RANK_TIMEOUT_S = round(patient(20 / 3))
 Injection = tuple[str, dict[str, Any]]
 
 
-def make_workplace(folder: Path) -> Path:
-    """A tiny encoder and tiny data: 48 questions, 12 updates in two epochs, a checkpoint every second."""
-    return training_folder(folder, train=48, dev=6)
-
-
 def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:
-    """Command line of a run."""
+    """Command line of a run: of 48 questions, 12 updates in two epochs, a checkpoint every second."""
     return [
         f"train_datasets=[{workplace / 'train.json'}]",
         f"dev_datasets=[{workplace / 'dev.json'}]",
@@ -133,8 +128,8 @@ class Run:
 class Workshop:
     """One folder of data and the runs made with it."""
 
-    def __init__(self, folder: Path, server: Served) -> None:
-        self.folder, self.server = make_workplace(folder), server
+    def __init__(self, folder: Path, server: Served, *, train: int = 48, dev: int = 6) -> None:
+        self.folder, self.server = training_folder(folder, train=train, dev=dev), server
         self._runs = 0
 
     def start(

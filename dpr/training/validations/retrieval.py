@@ -42,7 +42,7 @@ from dpr.indexer.ranking import RunningTopK, SearchResult, fuse_linear, to_ranki
 from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.indexer.vectors import check_finite
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.storage.checksums import cache_root, content_sha256, shared_content
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import cache_key, ensure_built
@@ -117,7 +117,7 @@ def read_entry(entry: Any, number: int) -> RetrievalValidationSettings | None:
 
 
 def search_corpus(
-    model: BiEncoder, corpus: CorpusTokens, questions: TokenBatch, *, depth: int, precision: str
+    model: Towers, corpus: CorpusTokens, questions: TokenBatch, *, depth: int, precision: str
 ) -> RunningTopK:
     """Returns the best passages of each question, on rank 0, in one pass over the corpus. Each chunk is
     encoded, compared with all questions, and dropped. All ranks call it together.
@@ -189,10 +189,10 @@ def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
         text = torch.from_numpy(ids.astype(f"S{width}").view(np.uint8).reshape(*ids.shape, width).copy())
         sent = torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy())
         parts = zip(*(gather_rows(part[None]).unbind(0) for part in sent), strict=True)
-        for rank, (others, letters, held) in enumerate(parts):
+        for rank, (others, letters, sizes) in enumerate(parts):
             if ranks.is_main and rank:
                 keys = np.ascontiguousarray(letters.numpy()).view(f"S{width}")[..., 0]
-                best.add_part(first, others.numpy(), keys, held.numpy())
+                best.add_part(first, others.numpy(), keys, sizes.numpy())
     return best
 
 
@@ -266,13 +266,13 @@ class RetrievalValidation(Validation):
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
         return flat_values(self.options, (IDENTITY,)) | {
-            key: shared_content(list(map(Path, listed(named)))) for key, named in files.items()
+            key: shared_content(list(map(Path, listed(paths)))) for key, paths in files.items()
         }
 
-    def __call__(self, model: BiEncoder) -> Metrics:
+    def __call__(self, model: Towers) -> Metrics:
         return self._measured(model, [""])
 
-    def at_start(self, model: BiEncoder) -> Metrics:
+    def at_start(self, model: Towers) -> Metrics:
         """Measures BM25 and the hybrid of both, with the default weight, besides the model. In a large corpus
         it measures the model alone."""
         if self.corpus_of(model).num_passages > _MOST_INDEXED:
@@ -284,10 +284,10 @@ class RetrievalValidation(Validation):
             return self(model)
         return self._measured(model, ["", "bm25/", "hybrid/"])
 
-    def num_texts(self, model: BiEncoder) -> int:
+    def num_texts(self, model: Towers) -> int:
         return self.corpus_of(model).num_passages + len(self.evaluator.questions)
 
-    def _measured(self, model: BiEncoder, ways: Sequence[str]) -> Metrics:
+    def _measured(self, model: Towers, ways: Sequence[str]) -> Metrics:
         """Returns the metrics of the model and, if ``ways`` has them, of BM25 and the hybrid."""
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
@@ -332,7 +332,7 @@ class RetrievalValidation(Validation):
         names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
-    def corpus_of(self, model: BiEncoder) -> CorpusTokens:
+    def corpus_of(self, model: Towers) -> CorpusTokens:
         """Returns the corpus, counted and checked on the first call. All ranks call it together.
 
         Raises:
@@ -340,11 +340,11 @@ class RetrievalValidation(Validation):
         """
         if self._corpus is None:
             source = PassageSource(Path(self.options.corpus), self.name)
-            counted = [0]
+            size = [0]
 
             def count() -> None:
                 stored = with_store(source)  # made by rank 0; the others then find it in the cache
-                counted[0] = stored.count_unique()
+                size[0] = stored.count_unique()
                 if relevant := self.evaluator.relevant():
                     first = next(stored.read()).id
                     found = found_in(stored, relevant)
@@ -354,7 +354,7 @@ class RetrievalValidation(Validation):
 
             on_main(count)
             source = with_store(source)
-            num_passages = from_main(counted[0])
+            num_passages = from_main(size[0])
             if self.options.sample:
                 source, num_passages = self._sampled(source, num_passages)
             source = source.agreed(model.tensorizer.text)

@@ -67,10 +67,7 @@ def test_known_collections_are_read_as_they_are_published(
         assert f"{name} is left out: not in {data}; it is {KNOWN['known'][name]['source']}" in printed.err
     assert "'answer' is not read" not in printed.err, "columns that are named are read"
     results = json.loads((out / "results.json").read_text())
-    assert (results["sets"], results["systems"]) == (
-        ["cranfield", "squad", "qed", "medquad"],
-        ["bm25"],
-    )
+    assert (results["sets"], results["systems"]) == (["cranfield", "squad", "qed", "medquad"], ["bm25"])
     counts = {name: read_metrics(out / name / "bm25.json").num_questions for name in results["sets"]}
     assert counts == dict.fromkeys(counts, 12), "a question of two rows is asked once"
     (made,) = (out / "cache").glob("medquad-*/qrels/test.tsv")

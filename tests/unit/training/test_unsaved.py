@@ -133,9 +133,7 @@ def _with_file(manifest: Path, file: Path) -> str:
 def test_a_run_whose_last_step_is_not_saved_fails_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: tuple[int, ...], left: list[int]
 ) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"at its end, step 4, but that step could not be saved.*rerun the same command"
-    ):
+    with pytest.raises(CheckpointError, match=r"at its end, step 4, but that step could not be saved"):
         job(tmp_path, monkeypatch, full_at, VALUES).train()
     steps = [
         int(path.name.rpartition("step")[2])
