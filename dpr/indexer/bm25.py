@@ -25,7 +25,8 @@ import regex
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
-from dpr.formats.arrays import PackedIds, first_duplicate
+from dpr.formats.id_hashes import first_duplicate
+from dpr.formats.packed_ids import PackedIds
 from dpr.indexer.ranking import RunningTopK, SearchResult, is_among, packed_ids, to_rankings
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings

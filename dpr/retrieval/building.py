@@ -14,11 +14,9 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import (
-    durable_text,
-    fields_of,
-    origin_record,
-)
+from dpr.formats.passage_metadata import fields_of
+from dpr.formats.passage_records import origin_record
+from dpr.formats.text_output import durable_text
 from dpr.indexer.registry import index_class
 from dpr.indexer.settings import KINDS
 from dpr.models.biencoder import BiEncoder

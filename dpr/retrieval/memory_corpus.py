@@ -12,10 +12,8 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage
-from dpr.formats.corpora import (
-    checked_field,
-    field_of,
-)
+from dpr.formats.passage_metadata import checked_field
+from dpr.formats.passage_records import field_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import Index, Texts

@@ -19,7 +19,7 @@ from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.data.text import checked_items
-from dpr.formats.corpora import kind_of
+from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import Index
@@ -381,7 +381,7 @@ def chosen_ids(ids: Iterable[str]) -> np.ndarray:
 
 
 def _kind_of(name: str, value: Any) -> str:
-    """Returns the kind of field (``dpr/formats/corpora.py``) that a value is compared with."""
+    """Returns the kind of field (``dpr/formats/passage_metadata.py``) that a value is compared with."""
     first = next(iter(value), None) if isinstance(value, list) else value
     if kind := kind_of(first):
         return kind

@@ -26,8 +26,8 @@ from dpr.core.stopping import describe
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
-from dpr.formats.checkpoints import seal_run
-from dpr.formats.results import finest, is_baseline
+from dpr.evaluation.metric_names import finest, is_baseline
+from dpr.formats.run_folders import seal_run
 from dpr.losses.protocol import Loss, LossResult
 from dpr.models.encoder import checkpoint_activations
 from dpr.models.properties import mention_bf16

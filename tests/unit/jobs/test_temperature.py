@@ -11,7 +11,7 @@ import pytest
 
 from dpr import BiEncoder, EncoderSettings
 from dpr.core.errors import CheckpointError
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, run
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import training_folder
@@ -118,7 +118,7 @@ def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: 
     for name, stops in (("whole", [0]), ("halves", [1, 0])):
         for stop in stops:
             train(folder, tmp_path / name, epochs=2, stop=stop, learn_temperature=True)
-        newest = checkpoints.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
+        newest = run_folders.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
         stored = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
         values.append(float(stored["log_temperature"].exp()))
     assert values[0] == values[1] != 0.25
@@ -128,7 +128,7 @@ def test_a_checkpoint_without_a_temperature_has_1_as_before_and_a_damaged_one_is
     folder: Path, trained: dict[str, tuple[Path, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "check_whole", lambda *_: None)
-    file = checkpoints.resolve_checkpoint(trained["fixed"][0]) / checkpoints.SETTINGS_FILE
+    file = run_folders.resolve_checkpoint(trained["fixed"][0]) / checkpoints.SETTINGS_FILE
     config = config_of(folder)
     config.model_file, text = str(trained["fixed"][0]), file.read_text()
     try:

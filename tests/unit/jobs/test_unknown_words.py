@@ -13,7 +13,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from tests.helpers.tiny import WORDS, encoder_folder, tiny_model
 
 FOREIGN = "गंगा नदी उत्तर भारत में बहती है कहाँ और कब"

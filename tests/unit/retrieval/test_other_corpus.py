@@ -13,7 +13,7 @@ import pytest
 from dpr.cli.main import main as dpr
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.storage.durable import read_manifest, write_manifest
 from tests.helpers.tiny import make_samples
 from tests.unit.retrieval.conftest import World, searchable
