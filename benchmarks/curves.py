@@ -31,13 +31,14 @@ from benchmarks.workload import SHARED, load_texts
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_files.registry import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
+from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
@@ -238,7 +239,8 @@ def train(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
     if case.double:
         model.double()
     named = [resolve_training_files([str(folder / f"{name}.jsonl")], {}) for name in (TRAIN, "dev")]
-    trainer = build_trainer(config, model, *(open_sets(sources, config) for sources in named))
+    opened = [open_sets(sources, config) for sources in named]
+    trainer = BiEncoderTrainer(model, *opened, output_dir=str(config.output_dir), settings=config)
     recorder = Recorder()
     trainer.callbacks.insert(0, recorder)
     assert isinstance(trainer.loss, BiEncoderNllLoss)

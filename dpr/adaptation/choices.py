@@ -11,7 +11,8 @@ from typing import Any
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
-from dpr.formats.checkpoints import is_checkpoint, resolve_checkpoint
+from dpr.formats.checkpoints import is_checkpoint
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.sources import files_of_model, local_model
 from dpr.retrieval.settings import RetrievalConfig
@@ -109,18 +110,18 @@ def chosen_weight(by_weight: dict[float, float]) -> float:
     return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
 
 
-def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: float) -> TrainCommand:
+def training(config: AdaptSettings, texts: Texts) -> TrainCommand:
     """Returns the settings of the training, with the dev questions for validation.
 
     If there are few passages, the batch is small, so that there are enough steps. The number of pairs is a
     multiple of the number of passages within bounds, so that the time is bounded.
     """
-    made = TrainCommand(output_dir=str(folder), seed=config.seed, device=config.device)
+    out = Path(str(config.out))
+    made = TrainCommand(output_dir=str(out / "model"), seed=config.seed, device=config.device)
     made.train_datasets = list(texts.train_sets)
     made.datasets = texts.train_sets
     made.train.sampling.mixed = len(texts.train_sets) > 1
     made.train.hard_negatives = 0
-    made.loss.temperature = temperature
     dev = {"kind": "retrieval", "corpus": str(texts.evaluated), "name": "dev"}
     dev["questions"] = str(texts.prepared / "dev_questions.jsonl")
     dev["qrels"] = str(texts.prepared / "dev_qrels.tsv")
@@ -139,9 +140,10 @@ def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: flo
         )
     batch = max(16, min(1024, 2 ** (passages.bit_length() - 2)))
     if config.model_file is None:
+        made.loss.temperature = TEMPERATURE
         pairs: float = max(LEAST_PAIRS, min(16 * passages, 131_072))
         made.encoder.encoder_model_type = "static"
-        made.encoder.pretrained_model_cfg = str(Path(str(config.out)) / "encoder" / "untrained")
+        made.encoder.pretrained_model_cfg = str(out / "encoder" / "untrained")
         made.encoder.shared = True
         made.encoder.pooling = "idf_sqrt"
         made.encoder.normalize = True
@@ -150,6 +152,7 @@ def training(config: AdaptSettings, texts: Texts, folder: Path, temperature: flo
     else:
         batch = min(batch, 32)
         pairs = max(1024, min(4 * passages, 20_000))
+        made.loss.temperature = TEMPERATURE_OF_GIVEN
         made.model_file = config.model_file
         if not states_vectors(config.model_file):
             made.encoder.pooling = "mean"

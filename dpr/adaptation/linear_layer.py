@@ -23,7 +23,7 @@ from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
 from dpr.data.pairs import PseudoPairs
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
+from dpr.indexer.ranking import fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.models.biencoder import BiEncoder
 
@@ -36,7 +36,7 @@ TEACHER_TEMPERATURE = 0.09
 _TEMPERATURE = 0.05
 _EPOCHS = 3
 _BATCH_SIZE = 32
-_MOST_LAPS = 8
+_MOST_PER_PASSAGE = 8
 """Maximum number of pseudo-questions of a passage."""
 _DEPTH = 1000
 """Number of passages that each side of the hybrid lists; all others have score 0."""
@@ -74,10 +74,8 @@ def add_fitted_layer(
     for start in counted(steps, "searching by words and vectors", unit="questions"):
         part = slice(start, start + _BATCH_SIZE)
         best = (asked[part] @ encoded.T).cpu().topk(depth)
-        by_vectors: list[Ranking] = [
-            [(names[row], score) for row, score in zip(rows, scores, strict=True)]
-            for rows, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        found = [[names[row] for row in rows] for rows in best.indices.tolist()]
+        by_vectors = to_rankings((best.values.float().numpy(), found))
         by_words = to_rankings(words.search(questions[part], depth))
         for listed in (by_vectors, by_words):
             for place, source in enumerate(sources[part]):
@@ -115,10 +113,10 @@ def draw_texts(
     questions: list[str] = []
     sources: list[int] = []
     order = generator.permutation(askable)
-    for number in range(min(most_questions, _MOST_LAPS * len(askable))):
-        lap, place = divmod(number, len(askable))
+    for number in range(min(most_questions, _MOST_PER_PASSAGE * len(askable))):
+        number_of_passage, place = divmod(number, len(askable))
         source = int(order[place])
-        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, lap, 0, rows[source]))
+        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, number_of_passage, 0, rows[source]))
         questions.append(drawn.question)
         sources.append(source)
     return passages, questions, sources

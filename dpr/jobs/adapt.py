@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.adaptation.choices import (
-    DEPTH,
     METRIC,
-    TEMPERATURE,
-    TEMPERATURE_OF_GIVEN,
     WEIGHT_OF_GIVEN,
     Texts,
     chosen_weight,
@@ -26,21 +23,18 @@ from dpr.adaptation.choices import (
     training,
 )
 from dpr.adaptation.fitting import write_fitted
+from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import Stages, stages_in
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError
 from dpr.data.pairs import kinds_of
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.checkpoints import RUN_FILE
+from dpr.formats.run_folders import RUN_FILE
 from dpr.jobs import embed, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import NewEncoderSettings, PrepareSettings
-from dpr.retrieval.indexes import index_choice, open_text_index
-from dpr.retrieval.search_folder import SearchSettings
-from dpr.retrieval.settings import IndexerConfig
-from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import read_json, remove_folder, write_json
+from dpr.storage.durable import read_json, write_json
 
 JOBS: dict[str, Callable[[Any], Any]] = {
     "prepare": prepare.run,
@@ -120,7 +114,6 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
         return WEIGHT_OF_GIVEN
 
-    temperature = TEMPERATURE if config.model_file is None else TEMPERATURE_OF_GIVEN
     if config.model_file is None:
         empty = NewEncoderSettings(
             corpus=str(texts.corpus),
@@ -131,7 +124,7 @@ def adapt(stages: Stages, config: AdaptSettings, texts: Texts) -> float:
         )
         stages.run("encoder", "a static encoder without weights", "new-encoder", empty, ["untrained"])
 
-    final = training(config, texts, out / "model", temperature)
+    final = training(config, texts)
     stages.run("model", "training", "train", final, [RUN_FILE], processes=config.processes)
 
     embed_with_model(stages, config, "vectors", texts.corpus)
@@ -174,31 +167,3 @@ def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: P
     )
     what = f"the vectors of {corpus}"
     stages.run(name, what, "embed", vectors, ["corpus_0"], processes=config.processes)
-
-
-def write_search(out: Path, corpus: Path, weight: float | None) -> None:
-    """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
-    ``out``. Without a weight, they search by BM25 alone."""
-    passages = resolve_passage_sources([str(corpus)], {})
-    words = out / "bm25_index"
-    choice = index_choice(IndexerConfig(kind="bm25"))
-    try:
-        open_text_index(choice, passages, str(words))
-    except InputError:  # an index of earlier texts, or damaged
-        if not words.exists():
-            raise
-        remove_folder(words)
-        open_text_index(choice, passages, str(words))
-    if weight is None:
-        search = SearchSettings(passages=passages, bm25_index_path=str(words), indexer={"kind": "bm25"})
-    else:
-        search = SearchSettings(
-            model_file=str(out / "model"),
-            encoded_ctx_files=[str(out / "vectors" / "corpus_0")],
-            passages=passages,
-            bm25_index_path=str(words),
-            hybrid="linear",
-            hybrid_weight=weight,
-            hybrid_depth=DEPTH,
-        )
-    search.write(out)

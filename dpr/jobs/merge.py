@@ -80,13 +80,10 @@ def run(config: MergeConfig) -> None:
                 print(f"{config.metric} {metrics[config.metric]:.4f} of {candidate['weights']}")
                 candidate["metrics"] = metrics
             candidates.append(candidate)
-        best = max(
-            range(len(grid)), key=lambda each: candidates[each].get("metrics", {}).get(config.metric, 0)
-        )
-        print(f"{out}: {candidates[best]['weights']}")
-        model.load_weights(mixed(weights, grid[best]), source=out)
-        provenance = candidates[best] | {"models": fingerprints, "metric": config.metric}
-        provenance["candidates"] = candidates
+        best = max(candidates, key=lambda each: each.get("metrics", {}).get(config.metric, 0))
+        print(f"{out}: {best['weights']}")
+        model.load_weights(mixed(weights, list(best["weights"].values())), source=out)
+        provenance = best | {"models": fingerprints, "metric": config.metric, "candidates": candidates}
         with durable_folder(out, metadata={"kind": "model", "made_of": made_of}) as folder:
             model.write_to(folder)
             write_json_file(folder, PROVENANCE, provenance)

@@ -17,7 +17,6 @@ from dpr.data.pairs import PseudoPairs
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.training_sources import NamedSource, resolve_training_files
-from dpr.losses.protocol import Loss
 from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import (
@@ -29,8 +28,9 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
-from dpr.training.assembly import BiEncoderTrainer, Extensions, extensions_of, settle_temperature
+from dpr.training.assembly import BiEncoderTrainer, extensions_of, settle_temperature
 from dpr.training.callbacks import Callback
+from dpr.training.callbacks.defaults import default_callbacks
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import TrainCommand
 from dpr.training.data_sets import as_tokens, user_data
@@ -70,9 +70,7 @@ def run(config: TrainCommand) -> float | None:
         if output_dir := config.output_dir:
             on_main(lambda: require_writable(output_dir, folder=True))
         names = [source.name for source in dev_sources]
-        # trackers and callbacks of the user's do not see a dry run
-        trackers = make_trackers(config) if train_sources and not config.train.dry_run else []
-        extensions = extensions_of(config, names, callbacks=trackers)
+        callbacks, validations = extensions_of(config, names)
         seed_everything(config.seed)
         model = build_model(config).to(device)
         if train_sources:
@@ -81,11 +79,22 @@ def run(config: TrainCommand) -> float | None:
         dev_sets = open_sets(dev_sources, config)
         if not train_sources:
             settle_temperature(model, config)
-            return evaluate(config, model, as_tokens(dev_sets, config, model), extensions.validations)
+            return evaluate(config, model, as_tokens(dev_sets, config, model), validations)
         train_sets = open_sets(train_sources, config, config.loss_scale_factors)
-        if config.train.dry_run:
-            extensions = replace(extensions, callbacks=())
-        trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, extensions=extensions)
+        output = Path(str(config.output_dir))
+        # callbacks of the user's, and trackers, do not see a dry run
+        further = [] if config.train.dry_run else [*callbacks, *make_trackers(config)]
+        trainer = BiEncoderTrainer(
+            model,
+            train_sets,
+            dev_sets,
+            output_dir=output,
+            settings=config,
+            loss=loss,
+            callbacks=default_callbacks(config.train, output, further),
+            validations=validations,
+            defaults=False,
+        )
         if not config.train.dry_run:
             return trainer.train()
         measured = dry_run(trainer)
@@ -194,9 +203,9 @@ def open_sets(
     """Opens data sets with their options. The first opening of a file reads it once and stores it in a form
     that is memory-mapped."""
     if loss_scales is not None:
-        if named := next((source.name for source in sources if source.options.loss_scale is not None), None):
+        if scaled := next((source.name for source in sources if source.options.loss_scale is not None), None):
             raise ConfigError(
-                f"datasets.{named}.loss_scale and loss_scale_factors are mutually exclusive; leave one of"
+                f"datasets.{scaled}.loss_scale and loss_scale_factors are mutually exclusive; leave one of"
                 " them out"
             )
         if len(loss_scales) != len(sources):
@@ -236,28 +245,6 @@ def open_sets(
             raise ConfigError(f"{keys} are mutually exclusive; nothing would train")
         opened.append((data, replace(given, file=None, reader=None, source=None, loss_scale=scale)))
     return opened
-
-
-def build_trainer(
-    config: TrainCommand,
-    model: BiEncoder,
-    train_sets: OpenedSets,
-    dev_sets: OpenedSets,
-    *,
-    loss: Loss | None = None,
-    extensions: Extensions | None = None,
-) -> BiEncoderTrainer:
-    """Builds the trainer that the settings describe; ``loss`` and ``extensions`` may be given if they exist
-    already."""
-    return BiEncoderTrainer(
-        model,
-        train_sets,
-        dev_sets,
-        output_dir=str(config.output_dir),
-        settings=config,
-        loss=loss,
-        extensions=extensions,
-    )
 
 
 def make_trackers(config: TrainCommand) -> list[Callback]:

@@ -5,7 +5,7 @@ Candidates follow from identities alone, which are known before anything is enco
 host, where sorting and counting wait for nothing. Only the finished columns are copied to the device.
 
 Letters: B questions of this rank, M context slots of the global batch (``pool`` in the code), K known
-positives per question, D dimensions (G of guide vectors).
+positives per question, D dimensions (G of the filter's vectors).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class GuideVectors:
+class FalseNegativeFilter:
     """Vectors of length 1 from another model, for each question's positive (B, G) and for the columns (M, G).
     Passages without a vector have zeros.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger, warn_once
-from dpr.losses.candidates import GuideVectors
+from dpr.losses.candidates import FalseNegativeFilter
 from dpr.losses.nll import nll_of_columns
 from dpr.losses.protocol import CONTEXTS, LossResult, Pool, Term
 from dpr.losses.stored_vectors import StoredVectors
@@ -23,11 +23,11 @@ class Nll(Term):
     the global batch.
 
     This is the default objective, weighted by ``loss.nll_weight``. From "Dense Passage Retrieval for
-    Open-Domain Question Answering" (Karpukhin et al., 2020). The vectors of ``guide`` are a false-negative
-    filter: passages too similar to the positive are masked. The term warns once of a batch in which no
-    passage has a guide vector.
+    Open-Domain Question Answering" (Karpukhin et al., 2020). The vectors of ``false_negatives`` are a
+    false-negative filter: passages too similar to the positive are masked. The term warns once of a batch in which no
+    passage has such a vector.
 
-        >>> nll = Nll(guide=None, threshold=0.9, max_scores=1 << 22)
+        >>> nll = Nll(false_negatives=None, threshold=0.9, max_scores=1 << 22)
         >>> nll.needs
         frozenset({'contexts'})
 
@@ -36,18 +36,18 @@ class Nll(Term):
 
     needs = frozenset({CONTEXTS})
 
-    def __init__(self, *, guide: StoredVectors | None, threshold: float, max_scores: int) -> None:
-        self._guide = guide
+    def __init__(self, *, false_negatives: StoredVectors | None, threshold: float, max_scores: int) -> None:
+        self._vectors = false_negatives
         self._threshold = threshold
         self._max_scores = max_scores
 
     def content(self) -> Mapping[str, str]:
-        return {} if self._guide is None else {"guide": self._guide.fingerprint}
+        return {} if self._vectors is None else {"guide": self._vectors.fingerprint}
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        guide = None
-        if self._guide is not None:
-            is_found, found = self._guide.find(pool.ids)
+        false_negatives = None
+        if self._vectors is not None:
+            is_found, found = self._vectors.find(pool.ids)
             if not is_found.any():
                 warn_once(
                     logger,
@@ -57,12 +57,12 @@ class Nll(Term):
             lengths = np.linalg.norm(found, axis=1, keepdims=True)
             found = found / np.where(lengths > 0, lengths, 1.0).astype(np.float32)
             vectors = on_device(torch.from_numpy(found), questions.device)
-            guide = GuideVectors(vectors[pool.candidates.target], vectors, self._threshold)
+            false_negatives = FalseNegativeFilter(vectors[pool.candidates.target], vectors, self._threshold)
         return nll_of_columns(
             questions,
             pool.contexts,
             pool.candidates,
             pool.temperature,
-            guide=guide,
+            false_negatives=false_negatives,
             max_scores=self._max_scores,
         )

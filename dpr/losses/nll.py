@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, Temperature
-from dpr.losses.candidates import CANDIDATE_RULES, Candidates, GuideVectors, columns_in, score_matrix
+from dpr.losses.candidates import CANDIDATE_RULES, Candidates, FalseNegativeFilter, columns_in, score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 
 # A block of this size stays in the cache of a CPU.
@@ -63,20 +63,20 @@ def nll_of_columns(
     candidates: Candidates,
     temperature: Temperature,
     *,
-    guide: GuideVectors | None = None,
+    false_negatives: FalseNegativeFilter | None = None,
     max_scores: int,
 ) -> LossResult:
     """Returns -log softmax of each question's target, (B,), among the vectors (M, D) that compete with it:
-    the ``candidates``, without those that ``guide`` marks as positives."""
+    the ``candidates``, without those that ``false_negatives`` marks as positives."""
     if questions.device.type == "cpu":
         max_scores = min(max_scores, CPU_MAX_SCORES)
     if len(questions) * len(columns) > max_scores:
-        return _blockwise_nll(questions, columns, candidates, temperature, guide, max_scores)
+        return _blockwise_nll(questions, columns, candidates, temperature, false_negatives, max_scores)
     scores = candidates.mask_(score_matrix(questions, columns, temperature))
     # by the model's own scores, before the false-negative filter masks any
     correct = candidates.are_first(scores.argmax(dim=1))
-    if guide is not None:
-        scores = guide.mask_(scores, candidates.target)
+    if false_negatives is not None:
+        scores = false_negatives.mask_(scores, candidates.target)
     return LossResult(torch.nn.functional.cross_entropy(scores, candidates.target, reduction="none"), correct)
 
 
@@ -108,7 +108,7 @@ class _BlockwiseNll(torch.autograd.Function):
         contexts: Tensor,
         temperature: Tensor,
         candidates: Candidates,
-        guide: GuideVectors | None,
+        false_negatives: FalseNegativeFilter | None,
         max_scores: int,
     ) -> tuple[Tensor, Tensor]:
         size = len(questions), len(contexts)
@@ -124,15 +124,15 @@ class _BlockwiseNll(torch.autograd.Function):
             best_column[block.rows] = torch.where(
                 is_better, column + block.columns.start, best_column[block.rows]
             )
-            if guide is not None:
-                scores = guide.mask_(scores, candidates.target, *block)
+            if false_negatives is not None:
+                scores = false_negatives.mask_(scores, candidates.target, *block)
             column, is_inside = _targets(candidates, block)
             found = scores.gather(1, column)[:, 0]
             target_score[block.rows] = torch.where(is_inside, found, target_score[block.rows])
             log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
         ctx.save_for_backward(questions, contexts, temperature, log_sum)
         ctx.candidates = candidates
-        ctx.guide = guide
+        ctx.false_negatives = false_negatives
         ctx.max_scores = max_scores
         correct = candidates.are_first(best_column)
         ctx.mark_non_differentiable(correct)
@@ -146,8 +146,8 @@ class _BlockwiseNll(torch.autograd.Function):
         )
         for block in _blocks(len(questions), len(contexts), ctx.max_scores):
             scores = _scores(questions, contexts, temperature, ctx.candidates, block)
-            if ctx.guide is not None:
-                scores = ctx.guide.mask_(scores, ctx.candidates.target, *block)
+            if ctx.false_negatives is not None:
+                scores = ctx.false_negatives.mask_(scores, ctx.candidates.target, *block)
             share = (scores - log_sum[block.rows, None]).exp_()
             column, is_inside = _targets(ctx.candidates, block)
             share.scatter_(1, column, share.gather(1, column) - is_inside[:, None].to(share.dtype))
@@ -178,7 +178,7 @@ def _blockwise_nll(
     contexts: Tensor,
     candidates: Candidates,
     temperature: Temperature,
-    guide: GuideVectors | None,
+    false_negatives: FalseNegativeFilter | None,
     max_scores: int,
 ) -> LossResult:
     """Computes what ``nll_of_columns`` does, block by block. Differentiable in both vectors and in the
@@ -187,6 +187,11 @@ def _blockwise_nll(
         dtype = torch.promote_types(questions.dtype, torch.float32)
         questions = questions.to(dtype)
         losses, correct = _BlockwiseNll.apply(
-            questions, contexts.to(dtype), temperature.like(questions), candidates, guide, max_scores
+            questions,
+            contexts.to(dtype),
+            temperature.like(questions),
+            candidates,
+            false_negatives,
+            max_scores,
         )
     return LossResult(losses, correct)

@@ -46,7 +46,7 @@ class Objective(Loss):
         *,
         candidates: str = "distinct",
         normalize: bool = False,
-        guide: StoredVectors | None = None,
+        false_negatives: StoredVectors | None = None,
         teacher: Teacher | None = None,
         user_terms: Sequence[tuple[float, Term]] = (),
         max_scores: int = 1 << 22,
@@ -54,7 +54,7 @@ class Objective(Loss):
         self.settings = settings
         self.candidates = candidates
         self._normalize = normalize
-        nll = Nll(guide=guide, threshold=settings.guide_threshold, max_scores=max_scores)
+        nll = Nll(false_negatives=false_negatives, threshold=settings.guide_threshold, max_scores=max_scores)
         terms: list[tuple[float, Term]] = [
             (settings.nll_weight, nll),
             (settings.symmetric_weight, Symmetric(candidates=candidates, max_scores=max_scores)),

@@ -21,8 +21,8 @@ from dpr.core.paths import with_home
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
-from dpr.formats.corpora import passage_of
 from dpr.formats.model_folder import CONFIG, folder_or_name
+from dpr.formats.passage_records import passage_of
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import is_without_weights, load_backbone
 from dpr.models.folders.modules import described_model, prompts_of

@@ -14,8 +14,8 @@ from typing import Any
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.machine import no_downloads, reading
 from dpr.core.paths import texts_in, user_path
-from dpr.formats.checkpoints import resolve_checkpoint
 from dpr.formats.model_folder import is_read
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import is_below
 

@@ -4,7 +4,7 @@ paths that settings name and from given objects, around the loop of trainer.py."
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +31,15 @@ from dpr.training.validations.retrieval import RetrievalValidation, read_entry
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Extensions:
-    """Callbacks and validations beside the default ones: first those that settings name, then those given."""
-
-    callbacks: Sequence[Callback]
-    validations: Sequence[Validation]
-
-
 def extensions_of(
     settings: TrainingSettings,
     dev_sets: Sequence[str],
     *,
     callbacks: Sequence[Callback] = (),
     validations: Sequence[Validation] = (),
-    defaults: bool = True,
-) -> Extensions:
-    """Makes the objects that ``train.callbacks`` and ``train.validation`` name, unless ``defaults`` is False. They
-    need no data, so they are made first.
+) -> tuple[list[Callback], list[Validation]]:
+    """Makes the callbacks and validations that ``train.callbacks`` and ``train.validation`` name. They need no data,
+    so they are made first. Returns them, each followed by those given.
 
     Refuses a ``train.best_metric`` that neither a validation nor those over the ``dev_sets`` of these names
     return. User-defined validations name their metrics later, so with one of them nothing is refused.
@@ -58,10 +49,9 @@ def extensions_of(
         InputError: a file that an entry names cannot be read.
     """
     train = settings.train
-    entries = listed(train.callbacks) if defaults else []
-    made = [create_object(entry, Callback, setting="train.callbacks") for entry in entries]
+    made = [create_object(entry, Callback, setting="train.callbacks") for entry in listed(train.callbacks)]
     checks: list[Validation] = []
-    for number, entry in enumerate(listed(train.validation) if defaults else []):
+    for number, entry in enumerate(listed(train.validation)):
         if options := read_entry(entry, number):
             if options.guard is not None and train.eval_at_start is False:
                 key = f"train.validation[{number}].guard={options.guard:g}"
@@ -85,7 +75,7 @@ def extensions_of(
             f"train.best_metric={train.best_metric} is not a metric of any validation of this run; choose"
             f" one of {', '.join(names)}"
         )
-    return Extensions([*made, *callbacks], checks)
+    return [*made, *callbacks], checks
 
 
 class BiEncoderTrainer(Trainer):
@@ -103,8 +93,8 @@ class BiEncoderTrainer(Trainer):
     ``defaults=False``, only the given ones are used, besides the validations over dev sets. Then nothing
     validates or saves unless a callback does, such as those of ``default_callbacks``.
 
-    ``loss`` replaces ``loss.name``, and ``extensions`` replaces ``callbacks``, ``validations`` and those that
-    settings name. ``config`` is stored in checkpoints for people to read, by default the settings.
+    ``loss`` replaces ``loss.name``. ``config`` is stored in checkpoints for people to read, by default the
+    settings.
 
     Raises:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
@@ -122,7 +112,6 @@ class BiEncoderTrainer(Trainer):
         validations: Sequence[Validation] = (),
         callbacks: Sequence[Callback] = (),
         defaults: bool = True,
-        extensions: Extensions | None = None,
         config: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -145,10 +134,12 @@ class BiEncoderTrainer(Trainer):
         settle_temperature(model, settings, folder)
 
         opened, opened_dev = opened_for_run(train_sets, "train"), opened_for_run(dev_sets, "dev")
-        if extensions is None:
+        if defaults:
             names = [source.name for source, _ in opened_dev]
-            added = {"callbacks": callbacks, "validations": validations}
-            extensions = extensions_of(settings, names, **added, defaults=defaults)
+            callbacks, validations = extensions_of(
+                settings, names, callbacks=callbacks, validations=validations
+            )
+            callbacks = default_callbacks(settings.train, folder, callbacks)
         if loss is None:
             names = [source.name for source, _ in opened]
             loss = make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=names)
@@ -164,12 +155,8 @@ class BiEncoderTrainer(Trainer):
         )
         if shared := int(np.isin(asked, known).sum()):
             logger.warning("%d of the %d dev questions are training questions", shared, len(asked))
-        validations = extensions.validations
         if opened_dev:
             validations = [*dev_validations(opened_dev, settings, candidates=loss.candidates), *validations]
-        callbacks = extensions.callbacks
-        if defaults:
-            callbacks = default_callbacks(settings.train, folder, callbacks)
         super().__init__(
             model,
             opened,

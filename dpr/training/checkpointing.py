@@ -15,7 +15,7 @@ import torch
 from dpr.core.distributed import from_main, full_on_main, gather_rows, is_sharded, largest_over_ranks, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.models.towers import Towers
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.leftovers import (
@@ -24,7 +24,7 @@ from dpr.storage.leftovers import (
     remove_leftovers,
     this_process,
 )
-from dpr.storage.outputs import RunLock
+from dpr.storage.locks import RunLock
 from dpr.storage.untrusted import inside
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
@@ -77,11 +77,12 @@ class CheckpointFolder:
     def note_stop(self, step: int) -> None:
         """Notes in ``run.json`` that the run was asked to stop and can be resumed, since launchers hide exit
         codes. The next save removes the note."""
-        file = self.output_dir / checkpoints.RUN_FILE
-        on_main(lambda: checkpoints.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
+        file = self.output_dir / run_folders.RUN_FILE
+        on_main(lambda: run_folders.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
 
-    def newest(self, *, fresh: bool = False) -> Path | None:
-        """Returns the newest intact checkpoint, the same on all ranks; None if the run has none.
+    def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
+        """Returns the newest intact checkpoint, the same on all ranks; None if the run has none. If a save was
+        killed after its checkpoint was complete but before ``run.json`` named it, names it now.
 
         With ``fresh`` there must be none. Damaged ones are then moved aside, so that later starts do not find
         them.
@@ -94,7 +95,7 @@ class CheckpointFolder:
 
         def find() -> None:
             damaged: dict[Path, list[str]] = {}
-            for folder in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME):
+            for folder in run_folders.checkpoint_folders(self.output_dir, CHECKPOINT_NAME):
                 if not (problems := verify_folder(folder)):
                     folders.append(folder)
                     break
@@ -128,7 +129,20 @@ class CheckpointFolder:
 
         on_main(find)
         step = from_main(_step_of(folders[0]) if folders else -1)
-        return None if step < 0 else self.output_dir / checkpoint_name(step)
+        if step < 0:
+            return None
+        folder = self.output_dir / checkpoint_name(step)
+        progress, identity = self.read_state(folder)
+
+        def publish() -> None:
+            last = None
+            with suppress(InputError, AttributeError):  # missing or damaged
+                last = read_json(self.output_dir / run_folders.RUN_FILE).get("last_checkpoint")
+            if last != folder.name:
+                self._publish(folder, progress)
+
+        on_main(publish)
+        return StoredRun(folder, progress, identity)
 
     def save(
         self,
@@ -205,32 +219,14 @@ class CheckpointFolder:
                 ),
             )
 
-    def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
-        """Returns the checkpoint found by ``newest``. If a save was killed after its checkpoint was complete
-        but before ``run.json`` named it, names it now."""
-        folder = self.newest(fresh=fresh)
-        if folder is None:
-            return None
-        progress, identity = self.read_state(folder)
-
-        def publish() -> None:
-            named = None
-            with suppress(InputError, AttributeError):  # missing or damaged
-                named = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
-            if named != folder.name:
-                self._publish(folder, progress)
-
-        on_main(publish)
-        return StoredRun(folder, progress, identity)
-
     def _publish(self, folder: Path, progress: Progress) -> None:
-        metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
-        checkpoints.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
+        metrics = {run_folders.METRICS_RECORD: run_folders.describe_metrics(self.output_dir)}
+        run_folders.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
         # Checkpoints with a higher step are damaged ones that this run has fallen back from. They do not
         # count as kept.
         kept = [
             path
-            for path in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
+            for path in run_folders.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
             if _step_of(path) <= progress.step
         ]
         for old in kept[self.keep_last :] if self.keep_last else []:
@@ -292,7 +288,9 @@ class StateOfRun:
             checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
             checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
             states = {
-                name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())
+                name: state
+                for name, callback in self._callbacks_by_name()
+                if (state := callback.state_dict())
             }
             checkpoints.write_json_file(folder, checkpoints.CALLBACKS_FILE, states)
 
@@ -305,11 +303,11 @@ class StateOfRun:
         restore_optimizer(self.model, self.optimizer, state)
         self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
         states = read_json(folder / checkpoints.CALLBACKS_FILE)
-        for name, callback in self._named_callbacks():
+        for name, callback in self._callbacks_by_name():
             if name in states:
                 callback.load_state_dict(states[name])
 
-    def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
+    def _callbacks_by_name(self) -> Iterator[tuple[str, Callback]]:
         """Yields callbacks by name; the second of a name is ``Name#2``."""
         seen = Counter[str]()
         for callback in self.callbacks:

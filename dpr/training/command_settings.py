@@ -151,10 +151,10 @@ dpr train model_file=runs/first dev_datasets=dev.json             # evaluates
             "encoder.normalize": self.encoder.normalize,
             "encoder.pooling": self.encoder.pooling not in (None, "cls"),
         }
-        named = [key for key, is_foreign in foreign.items() if is_foreign]
-        if self.as_dpr and named:
+        given = [key for key, is_foreign in foreign.items() if is_foreign]
+        if self.as_dpr and given:
             raise ConfigError(
-                f"compat=dpr and {', '.join(named)} are mutually exclusive, the original has no such choice;"
+                f"compat=dpr and {', '.join(given)} are mutually exclusive, the original has no such choice;"
                 " leave one of them out"
             )
 

@@ -19,7 +19,7 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.swapped_columns import look_swapped
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
 from dpr.data.training_data import OpenedSets, TrainingData, spread_rows
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import TrainingSettings
 
@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 _LOOKED_AT = 64
 DataSets = Any
 """A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in
-dpr/data/training_data.py)."""
+dpr/data/opened_sets.py)."""
 
 
 def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:

@@ -11,7 +11,7 @@ import torch
 
 
 @cache
-def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+def matrix_speed(device: torch.device, dtype: torch.dtype) -> float:
     """Returns the operations per second of a large matrix product on ``device``, measured once within
     hundredths of a second."""
     is_cuda = device.type == "cuda"

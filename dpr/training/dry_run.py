@@ -7,7 +7,7 @@ import time
 
 from dpr.core.errors import DivergedError
 from dpr.core.logs import duration
-from dpr.training.callbacks.base_comparison import is_start_measured, validations_ahead
+from dpr.training.callbacks.base_comparison import is_base_measured, validations_ahead
 from dpr.training.callbacks.saving import ValidateAndSave
 from dpr.training.device_speed import peak_memory_gb, wait_for
 from dpr.training.trainer import Trainer
@@ -50,7 +50,7 @@ def dry_run(trainer: Trainer) -> list[str]:
     periods = ValidateAndSave(train)
     due = [periods.due_at(step, steps, trainer.steps_per_epoch) for step in range(1, steps + 1)]
     validations, saves = (sum(times) for times in zip(*due))
-    validations = validations + is_start_measured(trainer) if trainer.validations else 0
+    validations = validations + is_base_measured(trainer) if trainer.validations else 0
     kept = trainer.checkpoints.keep_last
     # the kept ones, the best and the one being written; and the base model
     checkpoints = (min(saves, kept + 2) if kept else saves) + (train.keep == "better")

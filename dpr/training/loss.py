@@ -38,7 +38,6 @@ def make_loss(
     from dpr.losses.objective import Objective  # only few runs have terms besides the NLL
     from dpr.training.teacher import open_teacher, read_vectors
 
-    settings.check_objective("loss.")
     for width in settings.dimensions or ():
         if model is not None and width > model.dimension:
             raise ConfigError(
@@ -50,9 +49,9 @@ def make_loss(
         (weight, _user_term(entry, Term, known, setting="loss.terms", candidates=candidates))
         for weight, entry in settings.user_terms()
     ]
-    guide = None
+    false_negatives = None
     if settings.guide:
-        guide = read_vectors(settings.guide, namespaces, setting="loss.guide")
+        false_negatives = read_vectors(settings.guide, namespaces, setting="loss.guide")
     teacher = None
     if settings.teacher is not None:
         teacher = open_teacher(settings.teacher, model, namespaces)
@@ -60,7 +59,7 @@ def make_loss(
         settings,
         candidates=candidates,
         normalize=model is not None and model.settings.normalize,
-        guide=guide,
+        false_negatives=false_negatives,
         teacher=teacher,
         user_terms=terms,
     )

@@ -75,10 +75,10 @@ class TrainingMetrics:
             self._computed += tokens.tokens.shape[0] if self._packed[tower] else tokens.padded_size
             self._flops += self._cost[tower].of(tokens.lengths)
 
-    def take(self, *, peak: float = 0.0) -> Metrics:
+    def take(self, *, matrix_speed: float = 0.0) -> Metrics:
         """Returns the metrics over all ranks since the last call. All ranks must call it together.
 
-        ``peak`` is the number of operations per second that a device can do. ``perf/mfu`` is the MFU: the
+        ``matrix_speed`` is the number of operations per second that a device can do. ``perf/mfu`` is the MFU: the
         share of it that the model's arithmetic took.
         """
         *sums, questions, tokens, computed, flops = self._totals()
@@ -95,8 +95,8 @@ class TrainingMetrics:
             "perf/tokens_per_s": tokens / elapsed,
             "perf/padding_share": 1.0 - tokens / computed,
         }
-        if peak:
-            metrics["perf/mfu"] = flops / elapsed / (peak * current_ranks().world_size)
+        if matrix_speed:
+            metrics["perf/mfu"] = flops / elapsed / (matrix_speed * current_ranks().world_size)
         for name, (loss_of_set, correct_of_set, size) in zip(self._names, of_sets, strict=False):
             if size and len(of_sets) > 1:
                 metrics[f"train/{name}/loss"] = loss_of_set / size

@@ -21,6 +21,9 @@ from dpr.core.errors import CheckpointError
 from dpr.models.towers import Towers
 from dpr.training.settings import OptimizerSettings
 
+EMA = "twin"
+"""Name of the EMA copies in the optimizer state of checkpoints."""
+
 
 def learning_rate_factor(kind: str, step: int, *, total_steps: int, warmup_steps: int = 0) -> float:
     """Returns the learning-rate factor of update ``step``, counted from 0: a linear warm-up, which starts at
@@ -58,8 +61,8 @@ class RowAdamW(torch.optim.AdamW):
 
     With ``decay`` above 0 it keeps an exponential moving average (EMA) of every weight over its updates: each
     update weighs ``decay`` times as much as the next. A skipped update does not count. Each row of a table
-    that learns by rows has the average over its own updates. The EMA copy is a field of the state (``twin``
-    in the code), so it is sharded, stored and restored like the moments.
+    that learns by rows has the average over its own updates. The EMA copy is a field of the state, so it is
+    sharded, stored and restored like the moments.
     """
 
     def __init__(self, groups: Any, *, decay: float = 0.0, **options: Any) -> None:
@@ -115,15 +118,15 @@ class RowAdamW(torch.optim.AdamW):
             step = step + 1
             mean.lerp_(numbers, 1 - first)
             square.mul_(second).addcmul_(numbers, numbers, value=1 - second)
-            counted = step.double()[:, None]
+            age = step.double()[:, None]
             # AdamW's m / c1 / (sqrt(v / c2) + eps), with the factors of a row taken out: sqrt(c2) / c1 * m /
             # (sqrt(v) + eps sqrt(c2)).
-            root = (1 - second**counted).sqrt()
+            root = (1 - second**age).sqrt()
             change = square.sqrt().add_((group["eps"] * root).to(weights.dtype))
             torch.div(mean, change, out=change)
             if group["weight_decay"]:
                 weights.mul_(1 - rate * group["weight_decay"])
-            weights.addcmul_(change, (rate * root / (1 - first**counted)).to(weights.dtype), value=-1)
+            weights.addcmul_(change, (rate * root / (1 - first**age)).to(weights.dtype), value=-1)
             for tensor, changed in zip(tensors, (weights, mean, square, step), strict=True):
                 tensor.index_copy_(0, part, changed)
 
@@ -133,7 +136,7 @@ class RowAdamW(torch.optim.AdamW):
         for parameter, state in self.state.items():
             weights = local_shard(parameter)
             counts = state["step"]
-            mean = local_shard(state.setdefault("twin", parameter.detach().clone()))
+            mean = local_shard(state.setdefault(EMA, parameter.detach().clone()))
             if counts.dim():
                 rows = (counts != before.get(parameter, 0)).nonzero()[:, 0]
                 share_of_row = self._share(counts[rows])[:, None].to(mean.dtype)
@@ -153,10 +156,10 @@ class RowAdamW(torch.optim.AdamW):
     def swap(self) -> None:
         """Exchanges the weights and the EMA copy, if there is one."""
         for parameter, state in self.state.items():
-            if "twin" in state:
-                held = parameter.detach().clone()
-                parameter.copy_(state["twin"])
-                state["twin"].copy_(held)
+            if EMA in state:
+                own = parameter.detach().clone()
+                parameter.copy_(state[EMA])
+                state[EMA].copy_(own)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -169,7 +172,7 @@ class RowAdamW(torch.optim.AdamW):
             self.swap()
             if not self.decay:
                 for state in self.state.values():
-                    state.pop("twin", None)
+                    state.pop(EMA, None)
 
 
 def make_optimizer(model: Towers, settings: OptimizerSettings) -> RowAdamW:
@@ -212,7 +215,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     tensors = {}
     for name, parameter in model.named_parameters():
         for field, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{field}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+            tensors[f"{field}/{name}"] = value
     return tensors
 
 

@@ -149,9 +149,11 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
     or nothing."""
     dataset = plan.dataset
     if len(dataset.sources) > 1:
-        laps = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
+        sets = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
         unit = "rows" if settings.train.sampling.mixed else "pools"
-        parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
+        parts = [
+            f"{source.name} {count} {unit} ({passes:.3g} times over it)" for source, count, passes in sets
+        ]
         logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
     of_question, has_hard = negatives_per_question(dataset.sources, dataset.collator)
     if has_hard and not dataset.collator.num_hard:

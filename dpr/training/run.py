@@ -113,8 +113,8 @@ class Run(Protocol):
         """Returns the approximate number of texts that all steps encode."""
         ...
 
-    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        """Returns the training metrics of all ranks since the last call. All ranks call it together. ``peak``
+    def take_metrics(self, *, matrix_speed: float = 0.0) -> Metrics:
+        """Returns the training metrics of all ranks since the last call. All ranks call it together. ``matrix_speed``
         is as in ``TrainingMetrics.take``."""
         ...
 

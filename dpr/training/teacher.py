@@ -36,10 +36,10 @@ def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str])
     """
     if model is None:
         raise ConfigError("loss.teacher needs the model that learns from it; give make_loss one")
-    named = [str(each) for each in listed(given)]
-    if len(named) == 1 and not has_pattern(named[0]) and not any(Path(named[0]).glob("vectors-*.npy")):
-        return ModelTeacher(named[0], model)
-    return StoredTeacher(read_vectors(named, namespaces, setting="loss.teacher"), namespaces, model)
+    paths = [str(each) for each in listed(given)]
+    if len(paths) == 1 and not has_pattern(paths[0]) and not any(Path(paths[0]).glob("vectors-*.npy")):
+        return ModelTeacher(paths[0], model)
+    return StoredTeacher(read_vectors(paths, namespaces, setting="loss.teacher"), namespaces, model)
 
 
 def _decide_vectors(model: BiEncoder) -> dict[str, Any]:

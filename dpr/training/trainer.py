@@ -26,8 +26,8 @@ from dpr.core.stopping import describe
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
-from dpr.formats.checkpoints import seal_run
-from dpr.formats.results import finest, is_baseline
+from dpr.evaluation.metric_names import finest, is_baseline
+from dpr.formats.run_folders import seal_run
 from dpr.losses.protocol import Loss, LossResult
 from dpr.models.encoder import checkpoint_activations
 from dpr.models.properties import mention_bf16
@@ -176,10 +176,6 @@ class Trainer(Run):
             self._is_open = False
         return self.progress.best_value
 
-    def evaluate(self) -> Metrics:
-        """Returns the metrics of all validations, for the weights as they are now."""
-        return run_validations(self.validations, self.model)
-
     if not TYPE_CHECKING:  # type checkers would accept any name
         __getattr__ = missing
 
@@ -317,8 +313,8 @@ class Trainer(Run):
     def num_texts(self) -> int:
         return self.plan.num_texts()
 
-    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        metrics = self.metrics.take(peak=peak)
+    def take_metrics(self, *, matrix_speed: float = 0.0) -> Metrics:
+        metrics = self.metrics.take(matrix_speed=matrix_speed)
         loss = metrics.get("train/loss", 0.0)
         if abs(loss) > LARGE_LOSS and not self._warned_of_loss:
             self._warned_of_loss = True

@@ -226,16 +226,6 @@ def test_what_cannot_work_is_said_before_any_work(
     assert commands == []
 
 
-def test_an_id_that_occurs_twice_is_found_in_the_corpus_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_corpus(tmp_path / "corpus.jsonl")
-    text = (tmp_path / "corpus.jsonl").read_text()
-    (tmp_path / "twice.jsonl").write_text(text + text.splitlines()[6] + "\n")
-    assert main(["prepare", str(tmp_path / "twice.jsonl"), "pairs=mixed", f"out={tmp_path / 'out'}"]) == 3
-    assert "twice.jsonl:61: the id 'd6' is already used at line 7" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("values", "weight"),
     [
@@ -258,7 +248,7 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
     def made(passages: int, **given: Any) -> TrainNode:
         monkeypatch.setattr(Texts, "counts", lambda self: {"passages": passages})
         config = AdaptSettings(out=str(tmp_path), **given)
-        return training(config, texts, tmp_path / "model", 0.1).train
+        return training(config, texts).train
 
     sizes = [20, 120, 1400, 25_000, 10_000_000]
     assert [made(size).batch_size for size in sizes] == [16, 32, 512, 1024, 1024]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpr import Retriever
+from dpr.adaptation.searchable import write_search
 from dpr.cli.main import main
-from dpr.jobs.adapt import write_search
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.folder_data import CORPUS, prepare_folder

@@ -58,13 +58,13 @@ def _import_everything() -> None:
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
-    from dpr.training.device_speed import matrix_peak
+    from dpr.training.device_speed import matrix_speed
 
     for command in COMMANDS.values():
         command.settings_class()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    matrix_peak(torch.device("cpu"), torch.float32)  # found out once in a process
+    matrix_speed(torch.device("cpu"), torch.float32)  # found out once in a process
     gc.collect()
     gc.freeze()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpr.core.batch import Temperature
+from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
 from dpr.losses.candidates import find_candidates
 from dpr.losses.protocol import Pool
 
@@ -37,4 +37,17 @@ def make_pool(
         contexts.new_zeros(len(positive_idx), contexts.shape[1]),
         *everything,
         ids,
+    )
+
+
+def batch_of(num_questions: int, width: int) -> BiEncoderBatch:
+    """Questions with one known positive each, the first of ``width`` slots."""
+    size = num_questions * width
+    tokens, ids = TokenBatch.from_lists([[1]]), torch.arange(size)[:, None].repeat(1, 2)
+    positives = torch.arange(num_questions) * width
+    known = ids[positives][:, None], torch.ones(num_questions, 1, dtype=torch.bool)
+    questions = TokenBatch.from_lists([[1]] * num_questions)
+    valid, weights = torch.ones(size, dtype=torch.bool), torch.ones(num_questions, dtype=torch.float64)
+    return BiEncoderBatch(
+        questions, tokens, torch.zeros(size, dtype=torch.int64), valid, ids, positives, *known, weights
     )

@@ -15,8 +15,9 @@ import torch
 
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
-from dpr.formats.training_sets import TrainingSet, write_training_set
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import TrainingSet
+from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -24,7 +25,7 @@ from dpr.training.command_settings import TrainCommand
 from dpr.training.data_sets import as_tokens
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
-from tests.helpers.training import assert_same_bits
+from tests.helpers.training import assert_same_bits, trainer_of
 
 ROWS = 48
 
@@ -77,7 +78,7 @@ def trained(folder: Path, config: TrainCommand) -> tuple[list[Metrics], dict[str
     torch.manual_seed(5)
     model = build_model(config)
     sets = [opened(folder, name, config, model) for name in ("train.json", "dev.json")]
-    trainer = build_trainer(config, model, *sets)
+    trainer = trainer_of(config, model, *sets)
     curve = Curve()
     trainer.callbacks.insert(0, curve)
     trainer.train()
@@ -95,7 +96,7 @@ def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path)
         named = [
             open_sets(resolve_training_files([name], config.datasets), config) for name in ("train", "dev")
         ]
-        trainer = build_trainer(config, model, *(as_tokens(sets, config, model) for sets in named))
+        trainer = trainer_of(config, model, *(as_tokens(sets, config, model) for sets in named))
         curve = Curve()
         trainer.callbacks.insert(0, curve)
         trainer.train()
@@ -131,7 +132,7 @@ def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         Tensorizer, "_encode", lambda self, texts, *_: pytest.fail("tokenised") if texts else []
     )
-    build_trainer(config, model, *sets).train()
+    trainer_of(config, model, *sets).train()
 
 
 def test_a_trainer_that_is_given_a_file_stores_its_tokens_too(folder: Path) -> None:

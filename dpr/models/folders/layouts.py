@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.formats.model_folder import CONFIG, look
 from dpr.models.folders.foreign_towers import joined
 from dpr.models.folders.hugging_face import backbone_tower
@@ -65,8 +65,8 @@ def read_model(
         raise CheckpointError(
             "there is no such file or folder", file=path, expected=" or ".join(sorted(others)[-3:]) or None
         )
-    folder = checkpoints.resolve_checkpoint(path)
-    checkpoints.warn_of_verdict(folder)
+    folder = run_folders.resolve_checkpoint(path)
+    run_folders.warn_of_verdict(folder)
     try:
         if checkpoints.is_checkpoint(folder):
             return checkpoint_parts(folder, settings.pooling), folder

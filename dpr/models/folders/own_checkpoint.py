@@ -10,7 +10,7 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.formats.json_records import is_finite_number
+from dpr.formats.checked_values import is_finite_number
 from dpr.formats.model_folder import CONFIG, look
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import read_config, refuse_impossible_sizes

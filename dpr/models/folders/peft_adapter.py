@@ -9,7 +9,7 @@ from typing import Any
 from dpr.core.errors import CheckpointError, InputError
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats import checkpoints
-from dpr.formats.json_records import is_finite_number
+from dpr.formats.checked_values import is_finite_number
 from dpr.formats.model_folder import ModelFolder, folder_or_name
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone

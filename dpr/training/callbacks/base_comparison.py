@@ -10,8 +10,8 @@ from typing import Any
 
 from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
-from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE, write_run
-from dpr.formats.results import is_baseline
+from dpr.evaluation.metric_names import is_baseline
+from dpr.formats.run_folders import RUN_FILE, VERDICT_FILE, write_run
 from dpr.storage.durable import read_json, write_json
 from dpr.training.run import Callback, Run, checkpoint_name
 from dpr.training.validations.protocol import (
@@ -29,7 +29,7 @@ MOST_SHARE = 0.2
 """Largest share of the work of training that measuring the base model may cost."""
 _PASSES = 3  # passes over a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
-_START = "start"
+_BASE = "start"  # its name in checkpoints
 _LOSS = "nll_loss"
 _CORRECT = "in_batch_acc"
 Values = Mapping[str, Sequence[float]]
@@ -88,24 +88,24 @@ class BaseComparison(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.progress.step < run.last_step:  # that of an earlier end
             on_main(lambda: (run.output_dir / VERDICT_FILE).unlink(missing_ok=True))
-        if run.progress.step or run.progress.start_metrics or not is_start_measured(run):
+        if run.progress.step or run.progress.start_metrics or not is_base_measured(run):
             return
         metrics = run_validations(validations_ahead(run), run.model, at_start=True)
         run.progress.start_metrics = metrics
-        self._values[_START] = _compared(run, metrics)
+        self._values[_BASE] = _compared(run, metrics)
         limits = guard_limits(run.validations, metrics)
         guards = {baseline_of(name, "guard"): limit for name, limit in limits.items()}
         metrics |= guards
         shown = [
             f"{name} {value:.4f}"
             for name, value in each_once(metrics).items()
-            if not is_baseline(name) or name in self._values[_START] or name in guards
+            if not is_baseline(name) or name in self._values[_BASE] or name in guards
         ]
         logger.info("step 0  %s", "  ".join(shown))
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         if run.progress.start_metrics:
-            kept = (_START, run.progress.best_checkpoint)  # the present one is the best once it is saved
+            kept = (_BASE, run.progress.best_checkpoint)  # the present one is the best once it is saved
             self._values = {key: values for key, values in self._values.items() if key in kept}
             self._values[checkpoint_name(run.progress.step)] = _compared(run, metrics)
 
@@ -121,26 +121,26 @@ class BaseComparison(Callback):
         sign = 1 if higher_is_better(run.validations, name) else -1
         is_ahead = best is not None and (math.isnan(before) or sign * after > sign * before)
 
-        start_values = self._values.get(_START, {})
-        best_values = self._values.get(best or "", {})
+        of_base = self._values.get(_BASE, {})
+        of_best = self._values.get(best or "", {})
         compared: list[Comparison] = []
         if best is not None:
-            compared.append(_compare(run, name, start_values, best_values, after=after))
+            compared.append(_compare(run, name, of_base, of_best, after=after))
             # A loss can fall while the ranking gets worse: scores move apart if the temperature is far too
             # high.
             correct = _correct_beside(name)
-            if compared[0].verdict != "worse" and correct in start_values and correct in best_values:
-                order = _compare(run, correct, start_values, best_values)
+            if compared[0].verdict != "worse" and correct in of_base and correct in of_best:
+                order = _compare(run, correct, of_base, of_best)
                 if order.verdict == "worse":
                     compared.insert(0, order)
         is_misled = from_main(len(compared) > 1)
         is_ahead = is_ahead and not is_misled
         if run.settings.train.keep == "better" and not is_ahead:
-            start = checkpoint_name(0)
-            if from_main((run.output_dir / start).is_dir()):
+            base = checkpoint_name(0)
+            if from_main((run.output_dir / base).is_dir()):
                 progress.best_metric = name
                 progress.best_value = before
-                progress.best_checkpoint = start
+                progress.best_checkpoint = base
             else:
                 logger.warning("the start was not saved, so the best checkpoint stays %s", best)
 
@@ -154,12 +154,12 @@ class BaseComparison(Callback):
                 lines = [f"no checkpoint keeps the guards ({shown})"]
                 opened = "the start" if opens else "the last checkpoint"
             else:
-                for other in best_values:
-                    if other in start_values and other not in (name, _correct_beside(name)):
-                        compared.append(_compare(run, other, start_values, best_values))
-                for other in best_values:
-                    if baseline_of(other) in start_values:
-                        compared.append(_compare(run, other, start_values, best_values, against="BM25"))
+                for other in of_best:
+                    if other in of_base and other not in (name, _correct_beside(name)):
+                        compared.append(_compare(run, other, of_base, of_best))
+                for other in of_best:
+                    if baseline_of(other) in of_base:
+                        compared.append(_compare(run, other, of_base, of_best, against="BM25"))
                 verdict = compared[0].verdict
                 lines = [str(each) for each in compared]
                 opened = "the start" if opens != best else "it all the same (train.keep=best)"
@@ -205,7 +205,7 @@ def validations_ahead(run: Run) -> list[Validation]:
     return [each for each in run.validations if any(map(each.is_due, epochs))]
 
 
-def is_start_measured(run: Run) -> bool:
+def is_base_measured(run: Run) -> bool:
     """Returns whether the base model is measured: if ``train.eval_at_start``, ``keep`` or a guard asks for it
     or, with the first absent, if the model has trained weights and measuring is cheap beside training. All
     ranks call it together."""
@@ -239,13 +239,19 @@ def _compared(run: Run, metrics: Metrics) -> Values:
 
 
 def _compare(
-    run: Run, name: str, start: Values, made: Values, *, against: str = "the start", after: float = math.nan
+    run: Run,
+    name: str,
+    of_base: Values,
+    of_best: Values,
+    *,
+    against: str = "the start",
+    after: float = math.nan,
 ) -> Comparison:
     """Returns the comparison of a metric of the best checkpoint with that of the base model or of BM25.
     ``after`` is the checkpoint's mean if questions have no values."""
     theirs = baseline_of(name) if against == "BM25" else name
-    before = start.get(theirs, ())
-    ours = made.get(name, ())
+    before = of_base.get(theirs, ())
+    ours = of_best.get(name, ())
     if not (before and ours and all(map(math.isfinite, (*before, *ours)))):
         was = run.progress.start_metrics[theirs]
         now = sum(ours) / len(ours) if ours else after

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from dpr.core.compute_settings import dtype_of
 from dpr.core.logs import duration, get_logger, shows_bars
-from dpr.training.device_speed import matrix_peak, peak_memory_gb
+from dpr.training.device_speed import matrix_speed, peak_memory_gb
 from dpr.training.run import Callback, Run
 from dpr.training.settings import is_logged
 from dpr.training.validations.protocol import Metrics, each_once
@@ -25,19 +25,19 @@ class LogEvery(Callback):
 
     def __init__(self, every_steps: int | None) -> None:
         self.every_steps = every_steps
-        self._peak = 0.0
+        self._matrix_speed = 0.0
         self._start = (0.0, 0)
 
     def on_train_begin(self, run: Run) -> None:
         if run.progress.step < run.last_step:
-            self._peak = matrix_peak(run.device, dtype_of(run.settings.train.precision))
+            self._matrix_speed = matrix_speed(run.device, dtype_of(run.settings.train.precision))
         self._start = (time.perf_counter(), run.progress.step)
 
     def on_step_end(self, run: Run) -> None:
         step = run.progress.step
         if not is_logged(step, self.every_steps, run.last_step):
             return
-        metrics = run.take_metrics(peak=self._peak)
+        metrics = run.take_metrics(matrix_speed=self._matrix_speed)
         metrics["perf/mem_gb"] = peak_memory_gb(run.device)
         since, first = self._start
         metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (run.last_step - step)
@@ -64,13 +64,13 @@ class ProgressLine(Callback):
             f"loss {metrics['train/loss']:.4f}  {accuracy}lr {metrics['optim/lr']:.2e}  "
             f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
             f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
-            f"peak share {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB"
+            f"MFU {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(text)
         elif run.ranks.is_main:
             logger.info(
-                "epoch %d step %d/%d  %s  left %s",
+                "epoch %d step %d/%d  %s  ETA %s",
                 run.epoch,
                 run.progress.step,
                 run.last_step,

@@ -32,10 +32,11 @@ from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, default_b
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
+from dpr.evaluation.metric_names import finest
 from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import read_qrels, read_questions, require_judged
-from dpr.formats.results import finest
+from dpr.formats.qrels import read_qrels, require_judged
+from dpr.formats.question_sets import read_questions
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import RunningSearch
 from dpr.indexer.ranking import RunningTopK, SearchResult, fuse_linear, to_rankings
@@ -189,10 +190,10 @@ def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
         text = torch.from_numpy(ids.astype(f"S{width}").view(np.uint8).reshape(*ids.shape, width).copy())
         sent = torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy())
         parts = zip(*(gather_rows(part[None]).unbind(0) for part in sent), strict=True)
-        for rank, (others, letters, held) in enumerate(parts):
+        for rank, (others, letters, sizes) in enumerate(parts):
             if ranks.is_main and rank:
                 keys = np.ascontiguousarray(letters.numpy()).view(f"S{width}")[..., 0]
-                best.add_part(first, others.numpy(), keys, held.numpy())
+                best.add_part(first, others.numpy(), keys, sizes.numpy())
     return best
 
 
@@ -266,7 +267,7 @@ class RetrievalValidation(Validation):
     def content(self) -> dict[str, Any]:
         files = flat_values(self.options, (CONTENT,))
         return flat_values(self.options, (IDENTITY,)) | {
-            key: shared_content(list(map(Path, listed(named)))) for key, named in files.items()
+            key: shared_content(list(map(Path, listed(paths)))) for key, paths in files.items()
         }
 
     def __call__(self, model: Towers) -> Metrics:
@@ -340,11 +341,11 @@ class RetrievalValidation(Validation):
         """
         if self._corpus is None:
             source = PassageSource(Path(self.options.corpus), self.name)
-            counted = [0]
+            size = [0]
 
             def count() -> None:
                 stored = with_store(source)  # made by rank 0; the others then find it in the cache
-                counted[0] = stored.count_unique()
+                size[0] = stored.count_unique()
                 if relevant := self.evaluator.relevant():
                     first = next(stored.read()).id
                     found = found_in(stored, relevant)
@@ -354,7 +355,7 @@ class RetrievalValidation(Validation):
 
             on_main(count)
             source = with_store(source)
-            num_passages = from_main(counted[0])
+            num_passages = from_main(size[0])
             if self.options.sample:
                 source, num_passages = self._sampled(source, num_passages)
             source = source.agreed(model.tensorizer.text)

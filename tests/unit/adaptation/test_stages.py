@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from dpr.adaptation import stages as module
+from dpr.adaptation.searchable import write_search
 from dpr.adaptation.stages import RECORD, stages_in
 from dpr.core.errors import ConfigError, InputError, OutputError, StageError, StopRequested
 from dpr.core.settings import Settings
-from dpr.jobs.adapt import write_search
 
 
 @dataclass
@@ -74,6 +74,9 @@ def test_what_is_gone_is_made_again_and_what_reads_it(tmp_path: Path) -> None:
     (tmp_path / "a" / "out.txt").unlink()
     two(tmp_path, job)
     assert job.made[3:] == ["a", "b"]
+    shutil.rmtree(tmp_path / "a")
+    two(tmp_path, job)
+    assert job.made[5:] == ["a", "b"]
 
 
 def test_a_failure_passes_and_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -198,14 +201,6 @@ def test_only_the_stages_of_the_folder_itself_are_made_again(tmp_path: Path) -> 
         assert (tmp_path / kept / "out.txt").exists(), kept
     with pytest.raises(ConfigError, match=r"lies in .*/a, a stage of .* that may be made again"):
         two(tmp_path / "a" / "mine", job)
-
-
-def test_a_stage_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
-    job = Job()
-    two(tmp_path, job)
-    shutil.rmtree(tmp_path / "a")
-    two(tmp_path, job)
-    assert (tmp_path / "a" / "out.txt").exists()
 
 
 def test_a_stage_is_not_made_in_a_folder_of_something_else(tmp_path: Path) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.explain import explain
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainCommand
 from tests.helpers.jobs import explain as main
 from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.training import trainer_of
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainCommand:
 @pytest.mark.parametrize("step", [1, 16])
 def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCommand, step: int) -> None:
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
-    trainer = build_trainer(config, build_model(config), sets, [])
+    trainer = trainer_of(config, build_model(config), sets, [])
     assert trainer.total_steps == 18
     trainer.progress.step = step - 1
     batches = trainer.micro_batches()
@@ -82,7 +83,7 @@ def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainCo
     config.train.sampling.mixed = config.train.sampling.group_by_words = True
     config.check()
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
-    trainer = build_trainer(config, build_model(config), sets, [])
+    trainer = trainer_of(config, build_model(config), sets, [])
     trainer.progress.step = 2
     batches = trainer.micro_batches()
     text = "\n".join(explain(config))
@@ -113,7 +114,7 @@ def test_some_step_masks_something(config: ExplainCommand) -> None:
 def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainCommand) -> None:
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
     config.train.max_steps = 1
-    build_trainer(config, build_model(config), sets, []).train()
+    trainer_of(config, build_model(config), sets, []).train()
     config.train.batch_size, config.train.max_steps = 2, 0
     assert "pool 0: 4 questions" in "\n".join(explain(config))
     config.step = 19

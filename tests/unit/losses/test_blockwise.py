@@ -3,12 +3,8 @@ of block."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dpr.losses.nll import BiEncoderNllLoss
 from tests.helpers.pools import make_pool
@@ -19,34 +15,21 @@ NUM_QUESTIONS, NUM_CONTEXTS, WIDTH = 11, 29, 5
 def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
     """Loss, number correct, and the gradients of questions, contexts and temperature."""
     generator = torch.Generator().manual_seed(3)
-    questions = torch.randn(
-        NUM_QUESTIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True
+
+    def identities(most: int, *shape: int) -> torch.Tensor:
+        first = torch.randint(0, most, shape, generator=generator)
+        return torch.stack([first, torch.zeros_like(first)], dim=-1)
+
+    questions, vectors = (
+        torch.randn(size, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+        for size in (NUM_QUESTIONS, NUM_CONTEXTS)
     )
-    vectors = torch.randn(NUM_CONTEXTS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
     temperature = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    ids = torch.stack(
-        [
-            torch.randint(0, 20, (NUM_CONTEXTS,), generator=generator),
-            torch.zeros(NUM_CONTEXTS, dtype=torch.int64),
-        ],
-        dim=1,
-    )
+    ids = identities(20, NUM_CONTEXTS)
     positive_idx = torch.randperm(NUM_CONTEXTS, generator=generator)[:NUM_QUESTIONS]
     valid = torch.rand(NUM_CONTEXTS, generator=generator) < 0.8
     valid[positive_idx] = True
-    known = torch.cat(
-        [
-            ids[positive_idx][:, None],
-            torch.stack(
-                [
-                    torch.randint(0, 25, (NUM_QUESTIONS, 3), generator=generator),
-                    torch.zeros(NUM_QUESTIONS, 3, dtype=torch.int64),
-                ],
-                dim=2,
-            ),
-        ],
-        dim=1,
-    )
+    known = torch.cat([ids[positive_idx][:, None], identities(25, NUM_QUESTIONS, 3)], dim=1)
     known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
     pool = make_pool(
         vectors,
@@ -104,35 +87,3 @@ def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_
             assert correct == (scores.index(max(scores)) == column)
             num_first += correct
     assert 0 < num_first < 480
-
-
-def test_the_score_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what autograd keeps for backward, nothing has the size of the matrix; 4,096 x 8,192 scores are 128
-    MB."""
-    sizes: list[int] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.append(tensor.numel())
-        return tensor
-
-    questions, vectors = torch.randn(256, 4, requires_grad=True), torch.randn(512, 4, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        BiEncoderNllLoss(max_scores=1 << 10)(questions, make_pool(vectors, torch.arange(256))).loss.backward()
-    assert max(sizes) <= 512 * 4
-
-
-def test_on_a_cpu_a_large_pool_takes_little_memory_without_being_asked() -> None:
-    """1,024 x 2,048 scores are 8 MB; nothing that operations return is larger than a block."""
-    sizes: list[int] = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = function(*args, **(kwargs or {}))
-            sizes.extend(part.numel() for part in tree_leaves(result) if isinstance(part, torch.Tensor))
-            return result
-
-    questions, vectors = torch.randn(1024, 4, requires_grad=True), torch.randn(2048, 4, requires_grad=True)
-    pool = make_pool(vectors, torch.arange(1024))
-    with Sizes():
-        BiEncoderNllLoss()(questions, pool).loss.backward()
-    assert 1 << 17 < max(sizes) <= (1 << 18) + 1024

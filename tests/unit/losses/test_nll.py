@@ -213,24 +213,6 @@ def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) 
     assert torch.equal(*found)
 
 
-def test_masked_candidates_get_no_gradient() -> None:
-    still = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], [True, False, True])
-    vectors = still.contexts.clone().requires_grad_()
-    loss_of(replace(still, contexts=vectors)).loss.backward()
-    assert vectors.grad is not None
-    assert vectors.grad[1].abs().sum() == 0
-    assert vectors.grad[0].abs().sum() > 0
-
-
-def test_temperature_divides_scores_and_learns() -> None:
-    log_temperature = torch.tensor(math.log(0.5), dtype=torch.float64, requires_grad=True)
-    result = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], temperature=log_temperature.exp()))
-    assert float(result.loss.detach()) == pytest.approx(nll([2, 4, 0], 0) + nll([0, 2, 6], 2), abs=1e-12)
-    result.loss.backward()
-    assert log_temperature.grad is not None
-    assert float(log_temperature.grad) != 0
-
-
 def test_scores_are_single_precision_under_autocast() -> None:
     generator = torch.Generator().manual_seed(0)
     questions, contexts = torch.randn(3, 64, generator=generator), torch.randn(5, 64, generator=generator)

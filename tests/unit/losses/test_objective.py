@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.collator import judgement_identity
@@ -24,30 +26,12 @@ from dpr.losses.settings import ObjectiveSettings
 from dpr.training.loss import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
-from tests.helpers.pools import make_pool
+from tests.helpers.pools import batch_of, make_pool
 from tests.helpers.tiny import tiny_model
 
 
-def batch_of(num_questions: int, width: int) -> BiEncoderBatch:
-    """Questions with one known positive each, the first of ``width`` slots."""
-    size = num_questions * width
-    tokens, ids = TokenBatch.from_lists([[1]]), torch.arange(size)[:, None].repeat(1, 2)
-    positives = torch.arange(num_questions) * width
-    known = ids[positives][:, None], torch.ones(num_questions, 1, dtype=torch.bool)
-    questions = TokenBatch.from_lists([[1]] * num_questions)
-    valid, weights = torch.ones(size, dtype=torch.bool), torch.ones(num_questions, dtype=torch.float64)
-    return BiEncoderBatch(
-        questions, tokens, torch.zeros(size, dtype=torch.int64), valid, ids, positives, *known, weights
-    )
-
-
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"symmetric_weight": 1.0, "kl_weight": 1.0},
-        {"dimensions": [4, 2]},
-    ],
-    ids=str,
+    "settings", [{}, {"symmetric_weight": 1.0, "kl_weight": 1.0}, {"dimensions": [4, 2]}], ids=str
 )
 def test_a_large_pool_takes_little_memory(settings: dict[str, Any]) -> None:
     """1,024 x 2,048 and 1,024 x 1,024 scores; nothing that operations return is larger than a block."""
@@ -94,7 +78,7 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
     assert not found[2:4].any(), "an id of another namespace, and one that the shards do not have"
     np.testing.assert_array_equal(found[[0, 1, 4]], vectors[[4, 0, 2]])
     batch = batch_of(2, 2)
-    term = Nll(guide=guide, threshold=0.9, max_scores=100)
+    term = Nll(false_negatives=guide, threshold=0.9, max_scores=100)
     for _ in range(2):
         term(
             torch.randn(2, 4), make_pool(torch.randn(4, 4), batch.positive_idx, ids=batch.context_ids), batch
@@ -107,6 +91,7 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
     [
         ({"dimensions": [8, 8]}, "names a number twice"),
         ({"dimensions": []}, "is empty"),
+        ({"teacher": "x", "dimensions": [8]}, r"loss\.teacher=x and loss\.dimensions=\[8\] are mutually"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -196,9 +181,7 @@ def test_what_is_no_term_is_refused(terms: Any, message: str) -> None:
 
 
 def test_more_dimensions_than_the_model_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"loss\.dimensions names 17, but the model's vectors have 16 dimensions"
-    ):
+    with pytest.raises(ConfigError, match=r"loss\.dimensions names 17, but .* have 16"):
         make_loss(LossSettings(dimensions=[8, 17]), candidates="distinct", model=tiny_model(tmp_path))
 
 
@@ -209,3 +192,9 @@ def test_what_is_gathered_follows_from_the_terms() -> None:
     assert needs() == {"contexts"}
     assert needs(nll_weight=0.0, kl_weight=1.0) == set()
     assert needs(nll_weight=0.0, symmetric_weight=1.0) == {"questions", "known_positives"}
+
+
+@pytest.mark.parametrize("name", ["distillation", "filtered_nll", "nll", "objective", "symmetric"])
+def test_examples_of_losses_are_true(name: str) -> None:
+    found = doctest.testmod(import_module(f"dpr.losses.{name}"))
+    assert found.attempted and not found.failed

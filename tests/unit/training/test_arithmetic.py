@@ -11,22 +11,16 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import ConfigError
-from dpr.formats.training_sets import write_training_set
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import make_trainer, trainer_of
 
 
-def trainer(
-    folder: Path,
-    *,
-    name: str = "run",
-    dropout: float = 0.1,
-    **options: Any,
-) -> BiEncoderTrainer:
+def trainer(folder: Path, *, name: str = "run", dropout: float = 0.1, **options: Any) -> BiEncoderTrainer:
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
     options.setdefault("learning_rate", 1e-3)
     return make_trainer(model, [ListSource(make_samples(24))], [], folder / name, **options)
@@ -105,7 +99,7 @@ def started(folder: Path, config: TrainCommand) -> BiEncoderTrainer:
     write_training_set(folder / "train.json", make_samples(12))
     sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
     torch.manual_seed(1)
-    return build_trainer(config, build_model(config), sets, [])
+    return trainer_of(config, build_model(config), sets, [])
 
 
 @pytest.fixture
@@ -156,8 +150,7 @@ def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> 
     first = started(folder, config_of(folder))
     first.train()
     second = started(
-        folder,
-        config_of(folder, model_file=str(folder / "run"), output_dir=str(folder / "second")),
+        folder, config_of(folder, model_file=str(folder / "run"), output_dir=str(folder / "second"))
     )
     assert all(
         torch.equal(tensor, second.model.weights()[name]) for name, tensor in first.model.weights().items()

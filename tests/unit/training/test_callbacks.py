@@ -102,18 +102,6 @@ def test_an_error_is_passed_to_callbacks_and_raised(tmp_path: Path, caplog: pyte
     assert "and again" in caplog.text
 
 
-def test_a_run_that_is_asked_to_stop_saves_and_can_be_continued(tmp_path: Path) -> None:
-    diary = Diary()
-    job = trainer(tmp_path, StopAt(2), diary)
-    job.train()
-    assert job.progress.step == 2
-    assert diary.entries[-2:] == ["save 2", "train_end 2"]
-    rest = trainer(tmp_path)
-    assert rest.resume().step == 2
-    rest.train()
-    assert rest.progress.step == rest.total_steps == 6
-
-
 def stopped_by_the_second(folder: Path) -> int:
     job = trainer(folder, StopAt(3, on_rank=1), global_batch_size=8)
     job.train()
@@ -135,10 +123,7 @@ def test_each_default_callback_can_be_left_out(tmp_path: Path, name: str) -> Non
     assert job.progress.step == 3
     assert name not in [type(callback).__name__ for callback in job.callbacks]
     there = {path.name for path in (tmp_path / "run").iterdir()} - {"metrics.json"}
-    missing = {
-        "MetricsFile": {"metrics.jsonl"},
-        "ValidateAndSave": {"run.json", "dpr_biencoder.step3"},
-    }
+    missing = {"MetricsFile": {"metrics.jsonl"}, "ValidateAndSave": {"run.json", "dpr_biencoder.step3"}}
     everything = {"metrics.jsonl", "run.json", "dpr_biencoder.step3"}
     assert there == everything - missing.get(name, set())
 

@@ -91,11 +91,7 @@ def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("train.lr_schedule", "cosine"),
-        ("loss.temperature", 0.05),
-        ("encoder.pooling", "mean"),
-    ],
+    [("train.lr_schedule", "cosine"), ("loss.temperature", 0.05), ("encoder.pooling", "mean")],
 )
 def test_compat_refuses_what_the_original_has_not(key: str, value: Any) -> None:
     config = with_value(key, value)

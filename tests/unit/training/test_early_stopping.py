@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.formats import checkpoints
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -93,19 +93,21 @@ def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: An
     )
 
 
-def stopped_run(folder: Path) -> int:
-    job = trainer(folder, EarlyStopping(patience=1, min_delta=100.0), eval_every_steps=1, global_batch_size=8)
+def stopped_run(folder: Path, **options: Any) -> int:
+    options |= {"eval_every_steps": 1, "global_batch_size": 8}
+    job = trainer(folder, EarlyStopping(patience=1, min_delta=100.0), **options)
     job.train()
     return job.progress.step
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_a_run_that_was_stopped_stays_stopped(tmp_path: Path, num_ranks: int) -> None:
+def test_a_run_that_was_stopped_stays_stopped(tmp_path: Path) -> None:
     encoder_folder(tmp_path / "encoder")
-    assert run_on_ranks(stopped_run, num_ranks, tmp_path) == [2] * num_ranks
+    assert run_on_ranks(stopped_run, 2, tmp_path) == [2, 2]
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert run_on_ranks(stopped_run, num_ranks, tmp_path) == [2] * num_ranks
+    assert run_on_ranks(stopped_run, 2, tmp_path) == [2, 2]
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    with pytest.raises(CheckpointError, match=r"train\.learning_rate was 0\.01, is now 0\.02"):
+        stopped_run(tmp_path, learning_rate=0.02)
 
 
 def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(tmp_path: Path) -> None:
@@ -114,11 +116,7 @@ def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(t
     def note(trainer: BiEncoderTrainer, metrics: Metrics) -> None:
         values[trainer.progress.step] = metrics["eval/other/nll_loss"]
 
-    options = {
-        "best_metric": "eval/other/nll_loss",
-        "eval_every_steps": 1,
-        "keep_last": 1,
-    }
+    options = {"best_metric": "eval/other/nll_loss", "eval_every_steps": 1, "keep_last": 1}
     job = trainer(tmp_path, Calling("on_validate_end", note), LoadBest(), num_train_epochs=3, **options)
     best = job.train()
     assert best == min(values.values()) < max(values.values())
@@ -126,7 +124,5 @@ def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(t
     assert job.progress.best_checkpoint == f"dpr_biencoder.step{first}"
     stored = checkpoints.read_tensors(tmp_path / "run" / job.progress.best_checkpoint, checkpoints.MODEL_FILE)
     assert all(torch.equal(tensor, stored[name]) for name, tensor in job.model.weights().items())
-    with pytest.raises(
-        ConfigError, match=r"train\.best_metric=eval/typo is not a metric .*eval/dev/nll_loss"
-    ):
+    with pytest.raises(ConfigError, match=r"eval/typo is not a metric .*eval/dev/nll_loss"):
         trainer(tmp_path, name="typo", best_metric="eval/typo").train()

@@ -12,15 +12,13 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
-from dpr.data.collator import Collator
-from dpr.data.loader import data_row
-from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
 from dpr.training.compute import graph_bytes_per_token
 from dpr.training.grad_cache import CachedStep
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.tiny import encoder_folder, tiny_model
+from tests.helpers.training import batch_for
 
 CPU = torch.device("cpu")
 
@@ -28,12 +26,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 10)
-
-
-def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
-    source = ListSource(make_samples(size))
-    collator = Collator(model.tensorizer, num_hard=2, num_other=1)
-    return collator([data_row(source, row, DataSetSettings()) for row in range(size)])
 
 
 def gradient(model: BiEncoder, max_tokens: int, *, seed: int = 5) -> dict[str, torch.Tensor]:

@@ -7,20 +7,17 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from dpr import BiEncoder
 from dpr.core.errors import CheckpointError
 from dpr.export.folders import export_folder
-from dpr.formats.training_sets import write_training_set
-from dpr.formats.vector_shards import VectorShardWriter
-from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
 from dpr.training.assembly import BiEncoderTrainer
@@ -28,6 +25,7 @@ from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.command_settings import TrainCommand
 from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
+from tests.helpers.training import trainer_of
 
 FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv")
 BEST = "best checkpoint is chosen anew"
@@ -87,19 +85,9 @@ def job(
         open_sets(resolve_training_files([str(folder / name)], {}), config)
         for name in ("train.json", "dev.json")
     )
-    trainer = build_trainer(config, build_model(config), sets, dev_sets)
+    trainer = trainer_of(config, build_model(config), sets, dev_sets)
     trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
     return trainer
-
-
-def appended(text: str) -> Callable[[Path], None]:
-    return lambda file: file.write_text(file.read_text() + text) and None  # type: ignore[return-value]
-
-
-CHANGES = {
-    "qrels.tsv": appended("q1\tp30\t1\n"),
-    "dev.json": lambda file: write_training_set(file, make_samples(7, seed=3)),
-}
 
 
 def test_a_changed_file_or_setting_of_a_validation_is_told_and_its_best_forgotten(
@@ -114,7 +102,10 @@ def test_a_changed_file_or_setting_of_a_validation_is_told_and_its_best_forgotte
         for name, told in (("qrels.tsv", "train.validation.content"), ("dev.json", "dev_datasets")):
             content = (folder / name).read_bytes()
             caplog.clear()
-            CHANGES[name](folder / name)
+            if name == "dev.json":
+                write_training_set(folder / name, make_samples(7, seed=3))
+            else:
+                (folder / name).write_bytes(content + b"q1\tp30\t1\n")
             assert job(folder).resume().best_checkpoint is None
             assert BEST in caplog.text and told in caplog.text
             (folder / name).write_bytes(content)
@@ -151,23 +142,6 @@ def test_another_content_of_the_encoders_folder_is_refused_wherever_it_lies(fold
     assert job(folder, encoder="moved", resume="force").resume().step == 2
 
 
-def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) -> None:
-    def guide(name: str, seed: int) -> list[str]:
-        metadata = {"shard_id": 0, "num_shards": 1, "model_fingerprint": "m"}
-        writer = VectorShardWriter(folder / name, metadata=metadata, dimension=3)
-        writer.write_chunk(
-            0, ["p0", "p1"], np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32)
-        )
-        writer.finish(1)
-        return [str(folder / name)]
-
-    job(folder, loss=LossSettings(guide=guide("first", 0))).train()
-    assert job(folder, loss=LossSettings(guide=guide("copy", 0))).resume().step == 2
-    for loss in (LossSettings(guide=guide("other", 1)), LossSettings()):
-        with pytest.raises(CheckpointError, match=r"different run: loss\.guide\.content was"):
-            job(folder, loss=loss).resume()
-
-
 @pytest.mark.parametrize("out", ["run", "given/tuned"])
 def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder: Path, out: str) -> None:
     """The model's pooling, lengths and title are in effect, the settings' are the default ones. The run may lie in
@@ -193,7 +167,7 @@ def test_the_training_of_a_given_model_resumes_whatever_its_settings_are(folder:
             train=TrainNode(batch_size=4, max_steps=max_steps, num_workers=0, token_store="off"),
         )
         sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
-        build_trainer(config, build_model(config), sets, []).train()
+        trainer_of(config, build_model(config), sets, []).train()
 
     train(2)
     train(3)

@@ -93,16 +93,10 @@ def test_state_restored_by_name_continues_exactly(tmp_path: Path) -> None:
         restore_optimizer(second, restored, missing)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"adam_eps": 0.0}, r"adam_eps=0\.0 is out of range; it must be at least 1e-30"),
-        ({"adam_eps": 1e-50}, "adam_eps=1e-50 is out of range"),  # float32 knows it as 0
-    ],
-)
-def test_values_that_make_nan_or_a_rising_rate_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        OptimizerSettings(**values).check()
+@pytest.mark.parametrize("epsilon", [0.0, 1e-50])  # float32 takes the second for 0
+def test_an_epsilon_that_makes_nan_is_refused(epsilon: float) -> None:
+    with pytest.raises(ConfigError, match=r"adam_eps=.* is out of range; it must be at least 1e-30"):
+        OptimizerSettings(adam_eps=epsilon).check()
 
 
 def test_the_least_epsilon_leaves_a_weight_without_gradient_finite(tmp_path: Path) -> None:

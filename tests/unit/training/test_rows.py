@@ -90,22 +90,6 @@ def test_other_parameters_are_updated_as_ever() -> None:
     assert torch.equal(*results)
 
 
-def test_an_update_that_is_skipped_changes_nothing() -> None:
-    table = nn.Parameter(start())
-    optimizer = RowAdamW([table], fused=True, **SETTINGS)
-    (rows, values), (other_rows, other_values), *_ = gradients()
-    table.grad = by_rows(rows, values)
-    optimizer.step()
-    before = [table.detach().clone(), *(value.clone() for value in optimizer.state[table].values())]
-    table.grad = by_rows(other_rows, other_values * float("nan"))
-    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
-    optimizer.step()
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(before, [table.detach(), *optimizer.state[table].values()], strict=True)
-    )
-
-
 @pytest.mark.parametrize("limit", [0.1, 1e6, float("inf")])
 def test_clipping_is_that_of_the_whole_gradient(limit: float) -> None:
     weights = [nn.Parameter(start()), nn.Parameter(start()), nn.Parameter(start())]

@@ -16,15 +16,11 @@ from dpr.training.compute import shard, sharded_towers
 from tests.helpers.tiny import tiny_model
 
 
-def test_a_table_that_learns_by_rows_is_refused(tmp_path: Path) -> None:
+def test_tables_that_learn_by_rows_and_adapters_are_refused(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "encoder")
     model.question_model.backbone.get_input_embeddings().sparse = True
     with pytest.raises(ConfigError, match="learns by rows"):
         shard(model, Ranks(0, 2))
-
-
-def test_adapters_are_refused(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "encoder")
     model.question_model.adapter = object()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="adapter=lora are mutually"):
         shard(model, Ranks(0, 2))

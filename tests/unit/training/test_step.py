@@ -14,9 +14,6 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
-from dpr.data.collator import Collator
-from dpr.data.loader import data_row
-from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import Loss, LossResult, Pool
@@ -25,26 +22,15 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
-from tests.helpers.tiny import ListSource, make_samples, tiny_model
+from tests.helpers.tiny import tiny_model
+from tests.helpers.training import batch_for
 
 META = torch.device("meta")
-EVERY_TERM = ObjectiveSettings(
-    symmetric_weight=1.0,
-    kl_weight=1.0,
-    margin_mse_weight=1.0,
-    dimensions=[16, 4],
-)
+EVERY_TERM = ObjectiveSettings(symmetric_weight=1.0, kl_weight=1.0, margin_mse_weight=1.0, dimensions=[16, 4])
 LOSSES: dict[str, Callable[[int], Loss]] = {
     "distinct": lambda max_scores: BiEncoderNllLoss(candidates="distinct", max_scores=max_scores),
     "every term": lambda max_scores: Objective(EVERY_TERM, max_scores=max_scores),
 }
-
-
-def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
-    source = ListSource(make_samples(size))
-    return Collator(model.tensorizer, num_hard=2, num_other=1)(
-        [data_row(source, row, DataSetSettings()) for row in range(size)]
-    )
 
 
 def step_of(model: BiEncoder, loss: Loss, max_tokens: int, device: torch.device) -> Step:
@@ -78,14 +64,8 @@ def test_nobody_waits_for_the_device(
 
 def test_candidates_are_found_on_the_host(tmp_path: Path) -> None:
     batch = batch_for(tiny_model(tmp_path)).to(META)
-    metadata = (
-        batch.positive_idx,
-        batch.context_valid,
-        batch.context_ids,
-        batch.known_positive_ids,
-        batch.known_positive_valid,
-    )
-    assert {fact.device.type for fact in metadata} == {"cpu"}
+    for fact in "positive_idx context_valid context_ids known_positive_ids known_positive_valid".split():
+        assert getattr(batch, fact).device.type == "cpu", fact
     assert batch.context_row.device == batch.loss_weights.device == batch.contexts.tokens.device == META
 
 
@@ -99,18 +79,12 @@ class Wrong(Loss):
 
 @pytest.mark.parametrize(
     ("result", "found"),
-    [
-        (torch.zeros(8), "a Tensor"),
-        (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)"),
-    ],
+    [(torch.zeros(8), "a Tensor"), (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)")],
 )
 def test_a_loss_that_does_not_return_one_loss_a_question_is_refused(
     tmp_path: Path, result: Any, found: str
 ) -> None:
     model = tiny_model(tmp_path)
     step = step_of(model, Wrong(result), 0, torch.device("cpu"))
-    with pytest.raises(
-        ConfigError,
-        match=rf"the loss Wrong returned {found}; expected a LossResult with one loss per question, \(8,\)",
-    ):
+    with pytest.raises(ConfigError, match=rf"Wrong returned {found}; expected a LossResult"):
         step(batch_for(model), num_pools=1, is_last=True)

@@ -20,10 +20,7 @@ from tests.helpers.training import make_trainer
 def test_every_part_of_a_step_has_a_range(tmp_path: Path, grad_cache_tokens: int) -> None:
     steps, accumulation = 2, 2
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
-    source, options = (
-        ListSource(make_samples(32)),
-        {"grad_cache_tokens": grad_cache_tokens},
-    )
+    source, options = (ListSource(make_samples(32)), {"grad_cache_tokens": grad_cache_tokens})
     trainer = make_trainer(
         model,
         [source],
@@ -56,11 +53,7 @@ def elements_of(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int]], 
     """The elements of what ranks sum in each of an update's two micro-batches; and of the model's
     gradient."""
     model = tiny_model(folder / "encoder")
-    options = {
-        "grad_cache_tokens": grad_cache_tokens,
-        "gradient_accumulation_steps": 2,
-        "batch_size": 2,
-    }
+    options = {"grad_cache_tokens": grad_cache_tokens, "gradient_accumulation_steps": 2, "batch_size": 2}
     trainer = make_trainer(
         model, [ListSource(make_samples(32))], [], folder / f"run-{grad_cache_tokens}", max_steps=1, **options
     )

@@ -69,9 +69,7 @@ def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.Log
 def test_a_tracker_that_cannot_be_opened_refuses_a_new_run_and_costs_a_resumed_one_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(
-        ConfigError, match="Broken cannot be opened: no route to host; mend that, or leave out callbacks"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot be opened: no route to host; .*leave out callbacks"):
         trainer(tmp_path, Broken(refused=None)).train()
     assert not list((tmp_path / "run").glob("dpr_biencoder*"))
     trainer(tmp_path, Broken(refused=0), max_steps=4).train()
@@ -146,7 +144,5 @@ def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(
-        ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install -e "\.\[wandb\]"'
-    ):
+    with pytest.raises(ConfigError, match=r"needs the package 'wandb': pip install"):
         WeightsAndBiases()
