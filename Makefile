@@ -53,7 +53,7 @@ test: $(DEVELOPMENT)
 
 fuzz: $(DEVELOPMENT)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/security tests/unit/formats tests/unit/data/test_joining.py \
-		tests/unit/data/test_token_texts.py tests/unit/mining/test_memory.py tests/unit/benchmarks \
+		tests/unit/data/test_presentation.py tests/unit/benchmarks \
 		tests/unit/export/test_onnx.py $(PYTEST_ARGS)
 
 faults: $(DEVELOPMENT)

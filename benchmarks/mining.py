@@ -30,11 +30,12 @@ import torch
 
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
+from dpr.data import near_duplicates
 from dpr.formats.corpora import read_passages, write_passages
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
-from dpr.mining import negatives
-from dpr.mining.negatives import mine
+from dpr.mining.blocks import run_job
+from dpr.mining.negatives import Mining
 from dpr.mining.search import DenseSearch, MiningCorpus
 from dpr.mining.settings import MiningSettings
 from dpr.storage.durable import read_json, write_json
@@ -113,13 +114,8 @@ def ours(folder: Path) -> list[list[str]]:
     model: Any = None
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         out = Path(temporary) / "out.jsonl"
-        mine(
-            train,
-            out,
-            settings,
-            search=GivenVectors(model, [VectorShard(folder / "vectors")]),
-            corpus=folder / "corpus.tsv",
-        )
+        search = GivenVectors(model, [VectorShard(folder / "vectors")])
+        run_job(Mining(train, out, [search], folder / "corpus.tsv", settings=settings))
         with open(out, encoding="utf-8") as lines:
             return [
                 [entry["passage_id"] for entry in json.loads(line)["hard_negative_ctxs"]] for line in lines
@@ -177,7 +173,7 @@ def measure(side: str, folder: Path) -> dict[str, Any]:
     """Seconds, growth in bytes, and the ids found."""
     work = theirs(folder) if side == THEIRS else lambda: ours(folder)
     if side == OURS_WITHOUT:
-        negatives.NEAR_DUPLICATE = 2.0  # which no share of words reaches
+        near_duplicates.NEAR_DUPLICATE = 2.0  # which no share of words reaches
 
     with Watch(every_s=0.01, children=True) as watch:
         start = time.perf_counter()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.adaptation import linear_layer, static_student
+from dpr.adaptation.settings import AdaptSettings
 from dpr.core.distributed import resolve_device
 from dpr.data.pairs import PseudoPairs
 from dpr.formats.checkpoints import write_run
 from dpr.models.biencoder import BiEncoder
-from dpr.preparation.settings import AdaptSettings
 
 FITTED = "fitted"
 """Checkpoint of the fitted model in the run of its stage."""

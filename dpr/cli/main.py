@@ -34,10 +34,10 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "quickstart": Command(
-        "from a folder of documents to an evaluated retriever", "dpr.preparation.settings:QuickstartSettings"
+        "from a folder of documents to an evaluated retriever", "dpr.adaptation.settings:QuickstartSettings"
     ),
     "adapt": Command(
-        "from a corpus without questions to a retriever", "dpr.preparation.settings:AdaptSettings"
+        "from a corpus without questions to a retriever", "dpr.adaptation.settings:AdaptSettings"
     ),
     "download": Command(
         "fetch DPR's published data and models by their keys",

@@ -104,6 +104,10 @@ class TrainingSample:
     other_negatives: tuple[Passage, ...] = ()
     answers: tuple[str, ...] = ()
 
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        return self.positives + self.hard_negatives + self.other_negatives
+
 
 StoreFacts = dict[str, str | int | bool | None]
 """Facts about the provenance of a store, which is used only if all of them are equal."""

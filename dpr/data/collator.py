@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, passage_hash, text_hash
+from dpr.core.records import CutPassage, KnownDocument, StoredPassage, passage_hash, text_hash
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.settings import Augmentation, DataSetSettings
@@ -67,13 +68,11 @@ class DataRow(NamedTuple):
 def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
     """Returns the passage as a tower gets it: normalised and with a prefix if the set's options say so.
     Stored tokens already have this form."""
-    if isinstance(passage, StoredPassage) or not (options.normalize or options.passage_prefix):
+    if isinstance(passage, StoredPassage):
         return passage
-    text = normalize_passage(passage.text) if options.normalize else passage.text
-    title = passage.title
-    if options.passage_prefix:
-        title, text = decorate_passage(title, text, prefix=options.passage_prefix)
-    return Passage(text, title, passage.id, passage.has_score)
+    if options.normalize:
+        passage = replace(passage, text=normalize_passage(passage.text))
+    return decorate_passage(passage, options.passage_prefix) if options.passage_prefix else passage
 
 
 class Collator:
@@ -152,14 +151,19 @@ class Collator:
         )
 
     def select(self, row: DataRow) -> Selection:
-        """Returns the passages of one row.
+        """Draws the passages of one row; fewer than the batch has slots for if the row has fewer.
+
+        Without a seed the first ones in file order are taken. As in DPR, the other negatives stand in for hard
+        ones if a sample has no hard negatives at all, and ``exclude_gold`` drops positives without a score
+        unless none would remain.
 
         Raises:
             InputError: it has no positive.
         """
         sample = row.sample
         options = row.options
-        if not sample.positives:
+        positives: Sequence[AnyPassage] = sample.positives
+        if not positives:
             raise InputError(
                 f"{row.namespace}: row {row.number} has no positive passage",
                 expected="at least one in positive_ctxs",
@@ -168,14 +172,18 @@ class Collator:
         # it costs as much as reading a sample
         if self.seed is not None and (self.width > 1 or options.shuffle_positives):
             generator = generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
-        return select_passages(
-            sample,
-            num_hard=self.num_hard,
-            num_other=self.num_other,
-            generator=generator,
-            shuffle_positives=options.shuffle_positives,
-            exclude_gold=options.exclude_gold,
-        )
+        if options.exclude_gold:
+            positives = [passage for passage in positives if passage.has_score] or positives
+        place = 0
+        if generator is not None and options.shuffle_positives and len(positives) > 1:
+            place = int(generator.integers(len(positives)))
+        if sample.hard_negatives:
+            others = _draw(sample.other_negatives, self.num_other, generator)
+            hard = _draw(sample.hard_negatives, self.num_hard, generator)
+        else:
+            others = _draw(sample.other_negatives, max(self.num_other, self.num_hard), generator)
+            hard = others[: self.num_hard]
+        return Selection(positives[place], others[: self.num_other], hard)
 
     def _question_tokens(self, rows: Sequence[DataRow]) -> tuple[list[list[int]], list[int]]:
         """Returns token ids of the questions and the position at which each one's vector is read, by the
@@ -214,9 +222,9 @@ class Collator:
                 generator = self._augmenting(row, index % self.width)
                 if augment.crop_tokens:
                     limit = min(augment.crop_tokens, self.tensorizer.sequence_length)
-                    prefix = row.options.passage_prefix
-                    head = len(self.tensorizer.bare_tokens([prefix.strip()])[0]) if prefix else 0
-                    sequence = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=head)
+                    sequence = self.tensorizer.cropped_passage_tokens(
+                        passage, limit, generator, prefix=row.options.passage_prefix
+                    )
                 else:
                     (sequence,) = self.tensorizer.passage_tokens([passage])
                 if augment.mask_probability:
@@ -266,36 +274,6 @@ class Selection(NamedTuple):
 
     def in_slot_order(self) -> list[AnyPassage]:
         return [self.positive, *self.other_negatives, *self.hard_negatives]
-
-
-def select_passages(
-    sample: AnySample,
-    *,
-    num_hard: int,
-    num_other: int,
-    generator: np.random.Generator | None = None,
-    shuffle_positives: bool = False,
-    exclude_gold: bool = False,
-) -> Selection:
-    """Draws a question's passages; fewer than requested if the sample has fewer.
-
-    Without a ``generator`` (validation) the first ones in file order are taken. As in DPR, the other
-    negatives stand in for hard ones if a sample has no hard negatives at all, and ``exclude_gold`` drops
-    positives without a score unless none would remain.
-    """
-    positives: Sequence[AnyPassage] = sample.positives
-    if exclude_gold:
-        positives = [passage for passage in positives if passage.has_score] or positives
-    place = 0
-    if generator is not None and shuffle_positives and len(positives) > 1:
-        place = int(generator.integers(len(positives)))
-    if sample.hard_negatives:
-        others = _draw(sample.other_negatives, num_other, generator)
-        hard = _draw(sample.hard_negatives, num_hard, generator)
-    else:
-        others = _draw(sample.other_negatives, max(num_other, num_hard), generator)
-        hard = others[:num_hard]
-    return Selection(positives[place], others[:num_other], hard)
 
 
 def _draw(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,16 @@ def jaccard(first: frozenset[Any], second: frozenset[Any]) -> float:
     """Returns the common members as a share of all; 0 for two empty sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common) if common else 0.0
+
+
+def resembles(words: frozenset[str], others: Iterable[frozenset[str]]) -> bool:
+    """True if one of the other texts, each given by its words, counts as the same."""
+    for other in others:
+        smaller, larger = sorted((len(words), len(other)))
+        # They have no more in common than the shorter one contains, so counting rules most pairs out.
+        if smaller and smaller / larger >= NEAR_DUPLICATE and jaccard(words, other) >= NEAR_DUPLICATE:
+            return True
+    return False
 
 
 def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:

@@ -318,16 +318,16 @@ class Tensorizer:
         max_tokens: int,
         generator: np.random.Generator,
         *,
-        head: int = 0,
+        prefix: str | None = None,
     ) -> list[int]:
         """Returns tokens as ``passage_tokens`` does, with a random window of the text in place of its
         beginning; at most ``max_tokens`` in all.
 
-        The first ``head`` tokens of a text without title, a prefix, stay before the window, as does the
-        model's prompt.
+        A text without title keeps ``prefix``, with which it begins, before the window, as it does the model's
+        prompt.
         """
-        if prompt := self.text.passage_prompt.strip():
-            head += len(self.bare_tokens([prompt])[0])
+        before = [each.strip() for each in (self.text.passage_prompt, prefix or "")]
+        head = sum(map(len, self.bare_tokens([each for each in before if each])))
         if isinstance(passage, StoredPassage):
             title, text = passage.tokens()[:2]
         else:

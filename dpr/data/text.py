@@ -10,7 +10,7 @@ kinds, and a token store compares them with its own texts whenever it is opened.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,10 +48,12 @@ def decorate_question(
     return f"{prefix or ''}{text}"
 
 
-def decorate_passage(title: str, text: str, *, prefix: str) -> tuple[str, str]:
-    """Returns title and text of a passage with ``prefix`` at its beginning: before the title or, without one,
-    before the text."""
-    return (prefix + title, text) if title else ("", prefix + text.strip())
+def decorate_passage(passage: Passage, prefix: str) -> Passage:
+    """Returns the passage with ``prefix`` at its beginning: before the title or, without one, before the
+    text."""
+    if passage.title:
+        return replace(passage, title=prefix + passage.title)
+    return replace(passage, text=prefix + passage.text.strip())
 
 
 def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: str) -> list[Any]:

@@ -13,6 +13,7 @@ its words (docs/file_formats.md).
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -310,23 +311,19 @@ def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]
     return sample.positives, sample.hard_negatives, sample.other_negatives
 
 
+@dataclass
 class _Parts(Dataset[tuple[int, int]]):
     """The parts of one store. Item i writes part i, completely or not at all, and returns i and the number of
     its tokens."""
 
-    def __init__(
-        self,
-        kind: type[StoredTokens] | type[StoredPairs],
-        text: Any,
-        tensorizer: Tensorizer,
-        options: DataSetSettings,
-    ) -> None:
-        self._kind = kind
-        self.text = text
-        self._tensorizer = tensorizer
-        self._options = options
-        self.steps: Steps | None = None
-        ends = text.block_ends()
+    kind: type[StoredTokens] | type[StoredPairs]
+    text: Any
+    tensorizer: Tensorizer
+    options: DataSetSettings
+    steps: Steps | None = None
+
+    def __post_init__(self) -> None:
+        ends = self.text.block_ends()
         self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
 
     def rows(self, number: int) -> range:
@@ -334,11 +331,11 @@ class _Parts(Dataset[tuple[int, int]]):
 
     def __getitem__(self, number: int) -> tuple[int, int]:
         assert self.steps is not None
-        part = TokenPartWriter(token_dtype(self._tensorizer.largest_id))
+        part = TokenPartWriter(token_dtype(self.tensorizer.largest_id))
         rows = self.rows(number)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
-            self._kind.add_rows(part, self.text, some, self._tensorizer, self._options)
+            self.kind.add_rows(part, self.text, some, self.tensorizer, self.options)
         part.write(self.steps, number)
         return number, part.num_tokens
 

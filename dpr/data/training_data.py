@@ -85,10 +85,7 @@ class TrainingData(ABC):
         for row in range(len(self)):
             sample = self[row]
             digest.update(repr(sample).encode("utf-8", "surrogatepass"))
-            scores = [
-                passage.teacher_score
-                for passage in sample.positives + sample.hard_negatives + sample.other_negatives
-            ]
+            scores = [passage.teacher_score for passage in sample.passages]
             if any(score is not None for score in scores):
                 digest.update(repr(scores).encode())
         return digest.hexdigest()

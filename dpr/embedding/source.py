@@ -53,10 +53,7 @@ class PassageSource:
 
     def as_encoded(self, passage: Passage) -> Passage:
         """Returns a passage that was read as the model gets it."""
-        if not self.passage_prefix:
-            return passage
-        title, text = decorate_passage(passage.title, passage.text, prefix=self.passage_prefix)
-        return replace(passage, title=title, text=text)
+        return decorate_passage(passage, self.passage_prefix) if self.passage_prefix else passage
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Yields the passages ``start`` to ``stop``, with prefixed ids, and with cleaned texts if

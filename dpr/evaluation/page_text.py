@@ -15,6 +15,10 @@ _SECRET_TEXT = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|xox[bp]-|AKIA)[A-Za-z0-9_-]{
 _ABSOLUTE = re.compile(
     r"(?<![\w.:/~*-])(?:~|[A-Za-z]:)?[/\\]+(?:[^/\\\s\"',\[\]]+[/\\]+)*(?=[^/\\\s\"',\[\]])"
 )
+# Characters that XML cannot hold, and controls that change the reading direction of everything after them.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -49,3 +53,8 @@ def cut(text: str, limit: int) -> str:
         return flat
     kept = flat[:limit].rsplit(" ", 1)[0] if " " in flat[max(limit - 30, 1) : limit] else flat[:limit]
     return kept.rstrip() + " ..."
+
+
+def printable_text(text: str) -> str:
+    """Returns the text with a replacement sign for each character that a page must not hold."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dpr.evaluation.page_text import cut, flatten
+from dpr.evaluation.page_text import cut, flatten, printable_text
 from dpr.evaluation.ranking_metrics import heading_of, validated_names
 from dpr.evaluation.runs import Retrieval, Training, read_training
 from dpr.evaluation.significance import estimate
@@ -24,15 +24,6 @@ from dpr.storage.outputs import require_writable
 Point = tuple[float, float]
 
 _STYLES = ("-", "--", ":", "-.")
-# Characters that XML cannot hold, and controls that change the reading direction of everything after them.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
-)
-
-
-def printable_text(text: str) -> str:
-    """Returns the text with a replacement sign for each character that a page must not hold."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def curves_svg(

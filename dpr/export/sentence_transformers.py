@@ -18,15 +18,13 @@ import torch
 
 from dpr.core.machine import no_downloads, require, version_of
 from dpr.data.settings import TextSettings
-from dpr.data.text import presented
+from dpr.data.text import TYPOGRAPHIC_APOSTROPHE, presented
 from dpr.export.formats import Format
 from dpr.export.towers import (
     Side,
     only_here,
     refuse,
-    refuse_one_sided_apostrophes,
     sides,
-    standard_pooling,
     static_rows,
     weights_tokens,
     write_tokenizer,
@@ -65,7 +63,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     Raises:
         InputError: the library cannot express something that determines its vectors.
     """
-    refuse_one_sided_apostrophes(model, source)
+    _refuse_one_sided_apostrophes(model, source)
     settings = model.settings
     weighted = weights_tokens(model) and not is_static(model.ctx_model.backbone)
     problems = only_here(model) | {
@@ -100,6 +98,23 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     )
 
 
+def _refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
+    """Raises InputError if one tokenizer would have to change questions alone."""
+    if not model.settings.plain_apostrophes:
+        return
+    mark = TYPOGRAPHIC_APOSTROPHE
+    if model.settings.shared:
+        first, second = model.tensorizer.bare_tokens([f"don{mark}t {mark}", "don't '"])
+        # if this vocabulary does not distinguish the two, nothing is changed
+        problem = "questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone"
+        hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
+        refuse({problem: first != second}, source, hint=hint)
+    else:
+        prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
+        problem = "its prompts have typographic apostrophes, and those of questions become plain"
+        refuse({problem: mark in "".join(prompts)}, source)
+
+
 def needs_own_code(model: BiEncoder) -> bool:
     """True if the library has no module for it, so that the folder contains one."""
     return isinstance(model.ctx_model.pooling, RootIdfPooling)
@@ -119,11 +134,17 @@ def _truncates(model: BiEncoder) -> bool:
     )
 
 
+def _standard_pooling(model: BiEncoder) -> str:
+    """Returns the pooling over the states of ``standard_backbone``. If questions use a static embedding
+    table, which has a mean, it is the pooling of passages."""
+    return "mean" if model.settings.pooling == "idf" else model.settings.pooling
+
+
 def _is_bag(model: BiEncoder) -> bool:
     """True if it can be a ``StaticEmbedding``, the mean over the words of one text without special tokens, or
     the toolkit's own kind of one."""
     adds_nothing = model.tensorizer.tokenizer.num_special_tokens_to_add(pair=False) == 0
-    is_mean = adds_nothing and standard_pooling(model) == "mean"
+    is_mean = adds_nothing and _standard_pooling(model) == "mean"
     return is_static(model.ctx_model.backbone) and (is_mean or needs_own_code(model))
 
 
@@ -145,7 +166,7 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         write_body_settings(folder / side.folder, side.longest, lengths)
         is_table = settings.static_questions and tower is model.question_model
         route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = type_of(POOLING)
-        pooled_by = "mean" if is_table else standard_pooling(model)
+        pooled_by = "mean" if is_table else _standard_pooling(model)
         write_module(folder / name, pooling_settings(pooled_by, backbone.config.hidden_size), {})
     # The linear layer after the pooling, with the rows of the dimensions that are kept: the projection, or a
     # layer that cuts before scaling.

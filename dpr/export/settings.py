@@ -66,18 +66,6 @@ class StoreSettings(CorpusCatalogue):
             kinds[column[1]] = column[2] or "text"
         return kinds
 
-    def check_store(self) -> None:
-        """Checks the settings of an export to a vector store."""
-        if self.metadata_kinds() and not self.passage_names():
-            raise ConfigError(
-                "ctx_datasets is not set; metadata is read from the passages, e.g."
-                " ctx_datasets=[corpus.jsonl]"
-            )
-        if not _NAME.fullmatch(self.table):
-            raise ConfigError(
-                f"table={self.table!r} is not a name of letters, digits and _, e.g. table=passages"
-            )
-
 
 @dataclass
 class ExportConfig(StoreSettings, VectorModelSettings):
@@ -112,7 +100,15 @@ class ExportConfig(StoreSettings, VectorModelSettings):
     def check_together(self, prefix: str) -> None:
         if self.to in STORES:
             require_set(self, {"vectors": "runs/first/vectors_*", "out": "store"})
-            self.check_store()
+            if self.metadata_kinds() and not self.passage_names():
+                raise ConfigError(
+                    "ctx_datasets is not set; metadata is read from the passages, e.g."
+                    " ctx_datasets=[corpus.jsonl]"
+                )
+            if not _NAME.fullmatch(self.table):
+                raise ConfigError(
+                    f"table={self.table!r} is not a name of letters, digits and _, e.g. table=passages"
+                )
         else:
             require_set(self, {"model_file": "runs/first", "out": "runs/first.cp"})
         if self.to == "vectors":

@@ -60,23 +60,6 @@ def weights_tokens(model: BiEncoder) -> bool:
     )
 
 
-def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
-    """Raises InputError if one tokenizer would have to change questions alone."""
-    if not model.settings.plain_apostrophes:
-        return
-    mark = TYPOGRAPHIC_APOSTROPHE
-    if model.settings.shared:
-        first, second = model.tensorizer.bare_tokens([f"don{mark}t {mark}", "don't '"])
-        # if this vocabulary does not distinguish the two, nothing is changed
-        problem = "questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone"
-        hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
-        refuse({problem: first != second}, source, hint=hint)
-    else:
-        prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
-        problem = "its prompts have typographic apostrophes, and those of questions become plain"
-        refuse({problem: mark in "".join(prompts)}, source)
-
-
 class Side(NamedTuple):
     """A tower in its written form: its folder, and the rules of its tokenizer."""
 
@@ -149,12 +132,6 @@ def standard_backbone(tower: Encoder, longest: int) -> Any:
         {"tokens_embed.weight": rows, "positions_embed.weight": torch.zeros(longest, rows.shape[1])}
     )
     return backbone.eval()
-
-
-def standard_pooling(model: BiEncoder) -> str:
-    """Returns the pooling over the states of ``standard_backbone``. If questions use a static embedding
-    table, which has a mean, it is the pooling of passages."""
-    return "mean" if model.settings.pooling == "idf" else model.settings.pooling
 
 
 def static_rows(tower: Encoder) -> Tensor:

@@ -24,6 +24,7 @@ from dpr.adaptation.choices import (
 )
 from dpr.adaptation.fitting import write_fitted
 from dpr.adaptation.searchable import write_search
+from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import Stages, stages_in
 from dpr.core.errors import ConfigError
 from dpr.data.pairs import kinds_of
@@ -31,7 +32,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.jobs import embed, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
-from dpr.preparation.settings import AdaptSettings, NewEncoderSettings, PrepareSettings
+from dpr.preparation.settings import NewEncoderSettings, PrepareSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json, write_json
 

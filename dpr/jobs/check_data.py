@@ -8,13 +8,12 @@ from pathlib import Path
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.mine import dense_search
+from dpr.mining.blocks import run_job
 from dpr.mining.search import LexicalSearch
-from dpr.mining.suspects import find_suspects
+from dpr.mining.suspects import Doubts
 from dpr.preparation.conversion import read_options
 from dpr.preparation.data_check import check_files, open_tokenizer, report
 from dpr.preparation.settings import CheckDataSettings
-
-_MOST_SUSPECTS = 200
 
 
 def run(config: CheckDataSettings) -> int:
@@ -36,7 +35,7 @@ def run(config: CheckDataSettings) -> int:
             expand_files(config.files), name="train", split=config.split, columns=config.columns()
         )
         searches = [dense_search(config.tokenizer, config), LexicalSearch()]
-        counts = find_suspects(train, out, searches, most=_MOST_SUSPECTS, overwrite=config.overwrite)
+        counts = run_job(Doubts(train, out, searches), overwrite=config.overwrite)["counts"]
         print(
             f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict:"
             f" {counts['positives in doubt']:,} positives, {counts['negatives in doubt']:,} hard negatives;"

@@ -14,7 +14,9 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.mining import negatives, scoring
+from dpr.mining.blocks import run_job
+from dpr.mining.negatives import Mining, audit_lines
+from dpr.mining.scoring import Scoring, score_lines
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
@@ -37,18 +39,11 @@ def run(config: MineCommand) -> None:
             corpus=corpus,
             vectors=config.vectors,
         )
-    audit = negatives.mine(
-        open_training_set(config.files, name="train"),
-        out,
-        config.part(MiningSettings),
-        search=search,
-        scorer=scorer,
-        corpus=corpus,
-        keep_within=config.keep_within,
-        processes=config.processes,
-        overwrite=config.overwrite,
-    )
-    print("\n".join(negatives.audit_lines(audit)))
+    train = open_training_set(config.files, name="train")
+    settings = config.part(MiningSettings)
+    job = Mining(train, out, [search], corpus, scorer, settings=settings, keep_within=config.keep_within)
+    audit = run_job(job, processes=config.processes, overwrite=config.overwrite)
+    print("\n".join(audit_lines(audit)))
     counts = audit["counts"]
     print(f"{out}: {counts['questions']:,} questions, {counts['negatives']:,} mined negatives")
 
@@ -62,17 +57,10 @@ def run_score(config: ScoreCommand) -> None:
         searches.append(dense)
     if scorer is None and (config.hybrid != "none" or not config.model_file):
         searches.append(LexicalSearch())
-    audit = scoring.score_passages(
-        open_training_set(config.files, name="train"),
-        out,
-        scorer=scorer,
-        searches=searches,
-        weight=config.hybrid_weight,
-        corpus=corpus,
-        processes=config.processes,
-        overwrite=config.overwrite,
-    )
-    print("\n".join(scoring.score_lines(audit)))
+    train = open_training_set(config.files, name="train")
+    job = Scoring(train, out, searches, corpus, scorer, weight=config.hybrid_weight)
+    audit = run_job(job, processes=config.processes, overwrite=config.overwrite)
+    print("\n".join(score_lines(audit)))
     print(f"{out}: {audit['counts']['passages with a score']:,} scores")
 
 

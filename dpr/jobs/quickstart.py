@@ -13,12 +13,13 @@ from pathlib import Path
 
 from dpr.adaptation.choices import Texts, clearly_best, find_model, search_of
 from dpr.adaptation.searchable import write_search
+from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
 from dpr.adaptation.stages import DETAILS, stages_in
 from dpr.jobs import compare
 from dpr.jobs.adapt import JOBS, adapt
 from dpr.preparation.document_questions import GIVEN
 from dpr.preparation.folder_data import content_of_documents, find_documents
-from dpr.preparation.settings import AdaptSettings, FolderSettings, PrepareSettings, QuickstartSettings
+from dpr.preparation.settings import FolderSettings, PrepareSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json
 

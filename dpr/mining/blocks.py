@@ -100,6 +100,9 @@ class BlockJob(ABC):
     def do_block(self, rows: range) -> tuple[list[Record], Record]:
         """Returns the records of a block of questions, and its audit for ``combined``."""
 
+    def warn(self, audit: dict[str, Any]) -> None:  # noqa: B027  by default there is nothing to warn of
+        """Warns of a result that is of little use."""
+
     def joined(self, parts: Iterable[Path]) -> Iterator[str]:
         """Yields the text of the output from files of records, by default all records in order."""
         return (part.read_text(encoding="utf-8") for part in parts)
@@ -108,7 +111,7 @@ class BlockJob(ABC):
 def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> dict[str, Any]:
     """Does the rest of a job and returns its audit, which is also written to ``<out>.audit.json``. The result
     does not depend on ``processes`` or on interruptions. If ``out`` is already the finished result of the
-    same data and settings, nothing is done.
+    same data and settings, nothing is done. Warns of a result of little use in any case.
 
     Raises:
         InputError: ``out`` exists, is something else, and ``overwrite`` is false; or the corpus cannot be
@@ -126,6 +129,7 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
         if not is_missing and not verify_file(audit_file):
             remove(job.work)
             finished: dict[str, Any] = read_json(audit_file)
+            job.warn(finished)
             return finished
         Steps(job.work, base, restart=(job.work / CLAIM).is_file())  # a folder of somebody else is left alone
         steps = Steps(job.work / "blocks", made_of, restart=True)
@@ -147,6 +151,7 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
         audit |= {"made_of": made_of, "file": describe_file(out)}
         write_json(audit_file, audit, note={})
         remove_folder(job.work)
+        job.warn(audit)
         return audit
 
 

@@ -7,21 +7,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.records import Passage, TrainingSample, plain
-from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.near_duplicates import resembles
 from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.training_records import sample_to_json
-from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.ranking import Ranking
-from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
+from dpr.mining.blocks import BlockJob, Record, quantile_lines
 from dpr.mining.scoring import as_written, scored_by
-from dpr.mining.search import LexicalSearch, Query, Search
+from dpr.mining.search import Query
 from dpr.mining.settings import MiningSettings
 from dpr.models.cross_encoder import CrossEncoder
 
@@ -119,11 +117,11 @@ def choose_negatives(
             reason = _KNOWN
         elif score > highest:
             reason = "scores too high"
-        elif _resembles(words, positive_words):
+        elif resembles(words, positive_words):
             reason = "near-duplicate of a positive"
         elif answers and has_answer(answers, passage.text):
             reason = "holds an answer"
-        elif _resembles(words, taken_words):
+        elif resembles(words, taken_words):
             reason = "repeats another negative"
         else:
             reason = ""
@@ -135,15 +133,6 @@ def choose_negatives(
             mined.negatives.append(Candidate(passage, score, rank))
             taken_words.append(words)
     return mined
-
-
-def _resembles(words: frozenset[str], others: Sequence[frozenset[str]]) -> bool:
-    for other in others:
-        smaller, larger = sorted((len(words), len(other)))
-        # They have no more in common than the shorter one contains, so counting rules most pairs out.
-        if smaller and smaller / larger >= NEAR_DUPLICATE and jaccard(words, other) >= NEAR_DUPLICATE:
-            return True
-    return False
 
 
 def veto(mined: Sequence[tuple[str, Mined]], scorer: CrossEncoder, most: int) -> None:
@@ -162,55 +151,20 @@ def veto(mined: Sequence[tuple[str, Mined]], scorer: CrossEncoder, most: int) ->
         one.negatives = kept[:most]
 
 
-def mine(
-    train: TrainingSet,
-    out: Path,
-    settings: MiningSettings,
-    *,
-    search: Search | None = None,
-    scorer: CrossEncoder | None = None,
-    corpus: Path | None = None,
-    keep_within: int = 0,
-    processes: int = 1,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Writes ``train`` with mined hard negatives as JSON lines to ``out``, the audit to ``<out>.audit.json``,
-    and returns the audit (``run_job``).
+@dataclass
+class Mining(BlockJob):
+    """Job that writes training data with mined hard negatives.
 
-    Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids,
-    so that training recognises a passage wherever it occurs.
+    Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in the corpus get its ids, so
+    that training recognises a passage wherever it occurs. A cross-encoder leaves out passages that are probably
+    relevant, and scores those written.
 
     Args:
-        search: BM25 by default.
-        scorer: a cross-encoder, which leaves out passages that are probably relevant and scores those
-            written.
-        corpus: passages to mine from; None = those of the training set.
         keep_within: leaves out questions for which no positive is among this many first passages; 0 = none.
 
     Raises:
-        ConfigError: settings out of range.
         InputError: the corpus contains none of the positives, and ``settings.allow_missing`` is false.
     """
-    settings.check()
-    job = Mining(
-        train, out, [search or LexicalSearch()], corpus, scorer, settings=settings, keep_within=keep_within
-    )
-    audit = run_job(job, processes=processes, overwrite=overwrite)
-    counts = audit["counts"]
-    without = counts["questions without negatives"]
-    if 2 * without >= counts["questions"]:
-        reasons = [f"{counts['candidates']:,} candidates"]
-        reasons += [f"{count:,} left out: {reason}" for reason, count in _reasons(audit)]
-        if counts.get(_NOT_FOUND):
-            reasons.append(f"{counts[_NOT_FOUND]:,} {_NOT_FOUND}")
-        message = "%s: %d of %d questions have no mined negatives (%s)"
-        logger.warning(message, out, without, counts["questions"], "; ".join(reasons))
-    return audit
-
-
-@dataclass
-class Mining(BlockJob):
-    """Job that mines a block."""
 
     settings: MiningSettings = field(default_factory=MiningSettings)
     keep_within: int = 0
@@ -222,6 +176,17 @@ class Mining(BlockJob):
             "cross_encoder": self.scorer and self.scorer.fingerprint,
             "keep_within": self.keep_within,
         }
+
+    def warn(self, audit: dict[str, Any]) -> None:
+        counts = audit["counts"]
+        without = counts["questions without negatives"]
+        if 2 * without >= counts["questions"]:
+            reasons = [f"{counts['candidates']:,} candidates"]
+            reasons += [f"{count:,} left out: {reason}" for reason, count in _reasons(audit)]
+            if counts.get(_NOT_FOUND):
+                reasons.append(f"{counts[_NOT_FOUND]:,} {_NOT_FOUND}")
+            message = "%s: %d of %d questions have no mined negatives (%s)"
+            logger.warning(message, self.out, without, counts["questions"], "; ".join(reasons))
 
     def prepare(self) -> None:
         if self.corpus_file is not None:

@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_records import sample_to_json
-from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.ranking import fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.mining.blocks import BlockJob, Record, quantile_lines, run_job
-from dpr.mining.search import Query, Search
+from dpr.mining.blocks import BlockJob, Record, quantile_lines
+from dpr.mining.search import Query
 from dpr.models.cross_encoder import CrossEncoder
 
 logger = get_logger(__name__)
@@ -25,11 +23,6 @@ logger = get_logger(__name__)
 _DEPTH = 100
 """Passages that each side of a hybrid ranks."""
 _SCORED = ("questions", "passages", "passages with a score", "questions whose best passage is a positive")
-
-
-def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
-    """Returns all passages of a sample, in the order of their scores."""
-    return sample.positives + sample.hard_negatives + sample.other_negatives
 
 
 def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
@@ -47,9 +40,9 @@ def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) 
 
 def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """Returns the samples with the cross-encoder's log-odds of all their passages."""
-    pairs = [(sample.question, passage) for sample in samples for passage in passages_of(sample)]
+    pairs = [(sample.question, passage) for sample in samples for passage in sample.passages]
     scores = iter(scorer.log_odds(pairs))
-    return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
+    return [with_teacher_scores(sample, islice(scores, len(sample.passages))) for sample in samples]
 
 
 def as_written(score: float | None) -> float | None:
@@ -57,46 +50,28 @@ def as_written(score: float | None) -> float | None:
     return None if score is None else round(score, 6)
 
 
-def score_passages(
-    train: TrainingSet,
-    out: Path,
-    *,
-    scorer: CrossEncoder | None = None,
-    searches: Sequence[Search] = (),
-    weight: float = DEFAULT_WEIGHT,
-    corpus: Path | None = None,
-    processes: int = 1,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Writes ``train`` with a ``teacher_score`` of every passage as JSON lines to ``out`` and the audit to
-    ``<out>.audit.json``; returns the audit (``run_job``). Existing scores are replaced.
+@dataclass
+class Scoring(BlockJob):
+    """Job that writes training data with a ``teacher_score`` of every passage, in place of existing ones.
 
     The teacher is a cross-encoder (its log-odds), one search (its scores), or two searches as a hybrid. The
     hybrid is the sum by which ``dpr retrieve hybrid=linear`` ranks. Each side's scores of its 100 best
     passages of the corpus are scaled to 0 to 1 for each question; the score is ``weight`` times the first's
     plus the rest times the second's, and 0 for a passage that neither lists. A search knows the passages of
-    ``corpus`` (None: those of the training set) by their text; others get no score.
+    the corpus by their text; others get no score.
     """
-    job = Scoring(train, out, searches, corpus, scorer, weight=weight)
-    audit = run_job(job, processes=processes, overwrite=overwrite)
-    counts = audit["counts"]
-    if missing := counts["passages"] - counts["passages with a score"]:
-        total = counts["passages"]
-        logger.warning(
-            "%s: %d of %d passages have no score, since they are not in the corpus", out, missing, total
-        )
-    return audit
-
-
-@dataclass
-class Scoring(BlockJob):
-    """Job that scores a block."""
 
     weight: float = DEFAULT_WEIGHT
     name = "scoring"
 
     def chosen(self) -> dict[str, Any]:
         return {"cross_encoder": self.scorer and self.scorer.fingerprint, "weight": self.weight}
+
+    def warn(self, audit: dict[str, Any]) -> None:
+        total = audit["counts"]["passages"]
+        if missing := total - audit["counts"]["passages with a score"]:
+            message = "%s: %d of %d passages have no score, since they are not in the corpus"
+            logger.warning(message, self.out, missing, total)
 
     def do_block(self, rows: range) -> tuple[list[Record], Record]:
         samples = [self.train[row] for row in rows]
@@ -105,7 +80,7 @@ class Scoring(BlockJob):
         else:
             # the searches' scores of all passages of each question
             corpus = self.corpus
-            rows_of = [[corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
+            rows_of = [[corpus.row_of(passage) for passage in sample.passages] for sample in samples]
             known = [[row for row in listed if row is not None] for listed in rows_of]
             if len(self.searches) == 2:
                 queries = [Query(sample.question) for sample in samples]

@@ -17,7 +17,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage, plain, text_hash
-from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.near_duplicates import resembles
 from dpr.data.words import words_of
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
@@ -81,8 +81,7 @@ class MiningCorpus:
         if self.row_of(passage) is not None:
             return True
         found = self.texts.passages_with([passage.id] if passage.id else [])
-        words = words_of(passage.text)
-        return any(jaccard(words_of(other.text), words) >= NEAR_DUPLICATE for other in found.values())
+        return resembles(words_of(passage.text), (words_of(other.text) for other in found.values()))
 
     def named(self, passage: Passage) -> Passage:
         """Returns a passage of the training data with its id in the corpus.
@@ -108,7 +107,7 @@ def write_training_passages(train: TrainingSet, file: Path) -> int:
     def distinct() -> Iterator[Passage]:
         for row in counted(range(len(train)), "collecting the passages", unit="questions"):
             sample = train[row]
-            for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
+            for passage in sample.passages:
                 content = text_hash(plain(passage.text))
                 if content in contents:
                     continue

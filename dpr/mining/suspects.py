@@ -18,9 +18,8 @@ from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_records import passage_to_json
-from dpr.formats.training_sets import TrainingSet
-from dpr.mining.blocks import BlockJob, Record, run_job
-from dpr.mining.search import Query, Search
+from dpr.mining.blocks import BlockJob, Record
+from dpr.mining.search import Query
 
 _DEPTH = 10
 _COUNTED = ("questions", "positives in doubt", "negatives in doubt")
@@ -30,18 +29,10 @@ Side = tuple[dict[int, float], dict[str, float]]
 """Scores of one search for a question: of its listed passages by row, and of the best of the corpus by id."""
 
 
-def find_suspects(
-    train: TrainingSet, out: Path, searches: Sequence[Search], *, most: int, overwrite: bool = False
-) -> dict[str, Any]:
-    """Writes the ``most`` most doubtful labels to ``out``, a JSON line each (docs/file_formats.md). Returns
-    how many labels are in doubt (``run_job``). The passages of the training set are searched."""
-    counts: dict[str, Any] = run_job(Doubts(train, out, searches, most=most), overwrite=overwrite)["counts"]
-    return counts
-
-
 @dataclass
 class Doubts(BlockJob):
-    """Job that computes the doubts of the labels of a block."""
+    """Job that writes the ``most`` most doubtful labels, a JSON line each (docs/file_formats.md). The passages of
+    the training set are searched."""
 
     most: int = 200
     name = "doubting"

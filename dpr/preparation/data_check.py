@@ -17,7 +17,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample, passage_hash, plain, text_hash
-from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
+from dpr.data.near_duplicates import NEAR_DUPLICATE, resembles
 from dpr.data.swapped_columns import look_swapped
 from dpr.data.tensorizer import SHARE_SAID, Tensorizer
 from dpr.data.words import words_of
@@ -141,9 +141,8 @@ class DataCheck:
             self._comparisons += len(sample.hard_negatives)
             words_of_positives = {plain(passage.text): words_of(passage.text) for passage in sample.positives}
             for passage in sample.hard_negatives:
-                words = words_of(passage.text)
-                if plain(passage.text) not in words_of_positives and any(
-                    jaccard(words, other) >= NEAR_DUPLICATE for other in words_of_positives.values()
+                if plain(passage.text) not in words_of_positives and resembles(
+                    words_of(passage.text), words_of_positives.values()
                 ):
                     self.findings[NEAR].add(where)
 

@@ -33,11 +33,7 @@ from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
-PAD = "[PAD]"
-UNK = "[UNK]"
-CLS = "[CLS]"
-SEP = "[SEP]"
-MASK = "[MASK]"
+_UNKNOWN = "[UNK]"
 _CONTINUATION = "##"
 _MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others become [UNK]
 _MANY_CHARACTERS = 50_000_000  # from this number on, learning may take longer than ten seconds
@@ -130,9 +126,7 @@ def new_encoder(
             return int(read_json(out / "config.json")["vocab_size"])
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as folder:
             if taken is None:
-                vocabulary = train_vocabulary(
-                    texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused
-                )
+                vocabulary = train_vocabulary(texts, shape)
                 if len(vocabulary) < shape.vocab_size:
                     logger.info(
                         "the text holds %d different pieces: that is the vocabulary, of at most %d",
@@ -143,12 +137,10 @@ def new_encoder(
                     "".join(f"{token}\n" for token in vocabulary), encoding="utf-8"
                 )
                 numbers = {token: number for number, token in enumerate(vocabulary)}
-                learned = BertTokenizer(
+                taken = BertTokenizer(
                     vocab=numbers, do_lower_case=shape.lower_case, model_max_length=shape.max_positions
                 )
-                learned.save_pretrained(str(folder))
-            else:
-                taken.save_pretrained(str(folder))
+            taken.save_pretrained(str(folder))
             loaded = load_tokenizer(folder)
             size = len(loaded)
             config: dict[str, object] = {
@@ -195,26 +187,18 @@ def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int
     return TokenFrequencies(total, counts, length / max(total, 1))
 
 
-def reserved_tokens(num_unused: int) -> list[str]:
-    """Returns the tokens that a BERT vocabulary starts with. ``[unusedN]`` slots can later take special
-    tokens without a change of size."""
-    return [PAD, *(f"[unused{number}]" for number in range(num_unused)), UNK, CLS, SEP, MASK]
-
-
-def train_vocabulary(
-    texts: Callable[[], Iterable[str]], *, size: int, lower_case: bool = True, num_unused: int = 32
-) -> list[str]:
-    """Learns ``size`` tokens, reserved ones included, in the order of their numbers.
+def train_vocabulary(texts: Callable[[], Iterable[str]], shape: EncoderShape) -> list[str]:
+    """Learns ``shape.vocab_size`` tokens, reserved ones included, in the order of their numbers.
 
     ``texts`` is called twice, so that the texts need not be held in memory.
 
     Raises:
-        ConfigError: ``size`` leaves no room for the characters of the texts.
+        ConfigError: ``vocab_size`` leaves no room for the characters of the texts.
         InputError: the texts hold no character.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-    normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    normalizer = normalizers.BertNormalizer(lowercase=shape.lower_case)
     counts: Counter[str] = Counter()
     for text in texts():
         counts.update(normalizer.normalize_str(text))
@@ -224,17 +208,26 @@ def train_vocabulary(
     characters = sorted(sign for _, sign in most_frequent)
     if not characters:
         raise InputError("the corpus holds no text to learn a vocabulary from")
-    first = [*reserved_tokens(num_unused), *characters, *(_CONTINUATION + sign for sign in characters)]
-    if size < len(first):
+    # [unusedN] slots can later take special tokens without a change of size.
+    first = [
+        "[PAD]",
+        *(f"[unused{number}]" for number in range(shape.num_unused)),
+        _UNKNOWN,
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    ]
+    first += [*characters, *(_CONTINUATION + sign for sign in characters)]
+    if shape.vocab_size < len(first):
         raise ConfigError(
-            f"vocab_size={size} is too small; the reserved tokens and single characters alone are"
+            f"vocab_size={shape.vocab_size} is too small; the reserved tokens and single characters alone are"
             f" {len(first)}"
         )
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer = Tokenizer(models.WordPiece(unk_token=_UNKNOWN))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
+        vocab_size=shape.vocab_size,
         special_tokens=first,
         initial_alphabet=characters,
         limit_alphabet=len(characters),

@@ -214,6 +214,6 @@ def negatives_per_question(sources: Sequence[SampleSource], collator: Collator) 
             hard = len(sample.hard_negatives)
             other = len(sample.other_negatives)
             has_hard |= hard > 0
-            # others stand in for hard ones (select_passages)
+            # others stand in for hard ones (Collator.select)
             most = max(most, min(collator.num_hard, hard or other) + min(collator.num_other, other))
     return most, has_hard

@@ -15,8 +15,8 @@ import torch
 
 from dpr import BiEncoder
 from dpr.adaptation.choices import Texts, chosen_weight, clearly_best, training
+from dpr.adaptation.settings import AdaptSettings
 from dpr.cli.main import main
-from dpr.preparation.settings import AdaptSettings
 from dpr.training.settings import TrainNode
 from tests.helpers.tiny import sentence, tiny_model
 

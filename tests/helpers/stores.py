@@ -55,6 +55,16 @@ def record(number: int, passage: Passage) -> dict[str, Any]:
     return value | ({"place": f"here {number}"} if number % 3 else {})
 
 
+def fields_of(count: int) -> list[dict[str, Any]]:
+    """What a store should hold beside the vectors."""
+    rows = []
+    for number, passage in enumerate(passages(count)):
+        value = record(number, passage)
+        value |= value.pop("metadata", None) or {}
+        rows.append({"id": passage.id, **{name: value.get(name) for name in ("title", "text", *METADATA)}})
+    return rows
+
+
 def vectors(count: int, dimension: int) -> np.ndarray:
     """Of few different numbers, so that many scores tie, and some vectors twice."""
     rng = np.random.default_rng(0)

@@ -246,9 +246,8 @@ def test_the_two_candidate_rules_differ_on_this_data(tmp_path: Path) -> None:
 
 
 def test_file_order_selection_matches_the_plain_rule() -> None:
-    from dpr.data.collator import select_passages
-
+    collator = Collator(None, num_hard=2, num_other=1)  # type: ignore[arg-type]
     for sample in make_samples(50):
-        chosen = select_passages(sample, num_hard=2, num_other=1)
+        chosen = collator.select(data_row(ListSource([sample]), 0, DataSetSettings()))
         expected = sample_passages(sample, 2, 1)
         assert [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives] == expected

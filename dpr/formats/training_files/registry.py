@@ -235,7 +235,7 @@ def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None)
             query = {"_id": key, "text": sample.question, "metadata": {"answers": list(sample.answers)}}
             queries.write(json.dumps(query, ensure_ascii=False) + "\n")
             qrels[key] = {}
-            for passage in sample.positives + sample.hard_negatives + sample.other_negatives:
+            for passage in sample.passages:
                 name = content_id(passage)
                 content = hash((passage.title, passage.text))
                 if name not in seen:

@@ -3,6 +3,7 @@ epoch, data set, row)."""
 
 from __future__ import annotations
 
+from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Augmentation, Collator, DataRow, judgement_identity, select_passages
+from dpr.data.collator import Augmentation, Collator, DataRow, Selection, judgement_identity
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row, pool_loader
 from dpr.data.settings import DataSetSettings
@@ -108,25 +109,24 @@ def test_identities_of_texts_in_the_usual_form_stay_as_they_are() -> None:
     assert judgement_identity(passage, "a") == (-5853434909548537207, -5853434909548537207)
 
 
+def selected(sample: TrainingSample, num_hard: int, num_other: int = 0, **options: Any) -> Selection:
+    """As in validation, without a seed."""
+    collator = Collator(None, num_hard=num_hard, num_other=num_other)  # type: ignore[arg-type]
+    return collator.select(DataRow(sample, 0, (), "tiny", DataSetSettings(**options)))
+
+
 def test_other_negatives_stand_in_for_missing_hard_ones() -> None:
     sample = TrainingSample("q", (A,), (), (B, C, D))
-    assert select_passages(sample, num_hard=2, num_other=0).hard_negatives == (B, C)
-    both = select_passages(sample, num_hard=1, num_other=2)
+    assert selected(sample, 2).hard_negatives == (B, C)
+    both = selected(sample, 1, 2)
     assert (both.other_negatives, both.hard_negatives) == ((B, C), (B,))
-    assert select_passages(TrainingSample("q", (A,), (B,), (C,)), num_hard=2, num_other=0).hard_negatives == (
-        B,
-    )
+    assert selected(TrainingSample("q", (A,), (B,), (C,)), 2).hard_negatives == (B,)
 
 
 def test_gold_without_a_score_is_excluded_unless_nothing_would_remain() -> None:
     scored = Passage("be", id="s", has_score=True)
-    assert (
-        select_passages(TrainingSample("q", (A, scored)), num_hard=0, num_other=0, exclude_gold=True).positive
-        is scored
-    )
-    assert (
-        select_passages(TrainingSample("q", (A, B)), num_hard=0, num_other=0, exclude_gold=True).positive is A
-    )
+    assert selected(TrainingSample("q", (A, scored)), 0, exclude_gold=True).positive is scored
+    assert selected(TrainingSample("q", (A, B)), 0, exclude_gold=True).positive is A
 
 
 def test_negatives_depend_on_seed_epoch_set_and_row_alone(tensorizer: Tensorizer) -> None:
@@ -244,16 +244,3 @@ def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) ->
             assert mine.rows == theirs.rows
             assert torch.equal(mine.contexts.tokens, theirs.contexts.tokens)
             assert torch.equal(mine.questions.tokens, theirs.questions.tokens)
-
-
-def test_a_batch_moves_and_selects_without_changing(tensorizer: Tensorizer) -> None:
-    batch = collate(tensorizer, make_samples(6), 2, 1)
-    assert batch.to("cpu").rows == batch.rows
-    order = torch.tensor([3, 0, 0])
-    picked = batch.questions.select(order)
-    padded, mask = picked.padded(0)
-    whole, _ = batch.questions.padded(0)
-    for row, source in enumerate(order.tolist()):
-        length = int(batch.questions.lengths[source])
-        assert padded[row, :length].tolist() == whole[source, :length].tolist()
-        assert mask[row].tolist() == [True] * length + [False] * (mask.shape[1] - length)

@@ -37,7 +37,9 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", [TEXT, TEMPLATE, TWICE], ids=["prompts", "both", "title twice"])
+@pytest.mark.parametrize(
+    "text", [TextSettings(), TEXT, TEMPLATE, TWICE], ids=["plain", "prompts", "both", "title twice"]
+)
 @settings(max_examples=examples(60), deadline=None)
 @given(
     title=texts, body=texts, length=st.integers(24, 40), limit=st.integers(24, 40), seed=st.integers(0, 99)
@@ -48,11 +50,10 @@ def test_stored_passages_become_the_tokens_of_their_text(
     tensorizer, passage = tensorizer_of(kind, text, sequence_length=length), Passage(body, title)
     kept = stored(tensorizer, passage)
     assert tensorizer.passage_tokens([kept]) == tensorizer.passage_tokens([passage])
-    drawn = [
-        tensorizer.cropped_passage_tokens(each, limit, np.random.default_rng(seed))
-        for each in (kept, passage)
-    ]
-    assert drawn[0] == drawn[1]
+    first, second = np.random.default_rng(seed), np.random.default_rng(seed)
+    cropped = tensorizer.cropped_passage_tokens(kept, limit, first)
+    assert cropped == tensorizer.cropped_passage_tokens(passage, limit, second)
+    assert first.integers(1 << 60) == second.integers(1 << 60), "the generator was used differently"
 
 
 @pytest.mark.parametrize("kind", KINDS)

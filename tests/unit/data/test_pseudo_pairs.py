@@ -138,14 +138,6 @@ def test_ranks_share_the_pools_of_one_process(corpus: Path, tensorizer: Tensoriz
         assert all(first[row][1] != second[row][1] for row in again)  # another cut in every epoch
 
 
-def test_the_lap_decides_the_pair(corpus: Path) -> None:
-    source = PseudoPairs(corpus)
-    assert all(
-        drawn(source, row, 1) == drawn(source, row, 1) and source[row] == source[row] for row in range(40)
-    )
-    assert sum(drawn(source, row, 1) != drawn(source, row, 2) for row in range(40)) > 30
-
-
 def test_no_passage_of_the_document_is_a_negative(corpus: Path, tensorizer: Tensorizer) -> None:
     source = PseudoPairs(corpus)
     for batch in batches_of(source, tensorizer, Ranks()):

@@ -15,7 +15,7 @@ import torch
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Collator, judgement_identity
+from dpr.data.collator import Collator
 from dpr.data.loader import cut_into_pools, data_row, pool_loader
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
@@ -69,27 +69,6 @@ def collate(tensorizer: Tensorizer, samples: list[TrainingSample], **options: An
     return collator([data_row(ListSource(samples), row, OPTIONS) for row in range(len(samples))])
 
 
-def expected_scores(samples: list[TrainingSample], batch: BiEncoderBatch) -> list[float]:
-    """Of every slot, found by the passage's id among those of its row."""
-    width = len(batch.context_valid) // len(batch)
-    chosen = []
-    for slot in range(len(batch.context_valid)):
-        sample = samples[batch.rows[slot // width]]
-        tokens = {tuple(batch.context_ids[slot].tolist())}
-        listed = [
-            item
-            for item in sample.positives + sample.hard_negatives + sample.other_negatives
-            if {identity(item)} == tokens
-        ]
-        score = listed[0].teacher_score if listed and batch.context_valid[slot] else None
-        chosen.append(math.nan if score is None else score)
-    return chosen
-
-
-def identity(passage: Passage) -> tuple[int, int]:
-    return judgement_identity(passage, "tiny")
-
-
 def same(found: torch.Tensor | None, expected: list[float]) -> None:
     assert found is not None and found.dtype == torch.float32
     np.testing.assert_array_equal(found.numpy(), np.array(expected, dtype=np.float32))
@@ -110,16 +89,6 @@ def test_a_batch_without_scores_has_none_and_scores_stay_on_the_host(tensorizer:
     assert batch.to("meta").teacher_scores is None
     scored_batch = collate(tensorizer, [TrainingSample("ca", (C,), (A,))])
     same(scored_batch.to("meta").teacher_scores, [math.nan, 4.0, math.nan])
-
-
-def test_drawn_passages_bring_their_scores(text: TrainingSet, tensorizer: Tensorizer) -> None:
-    samples = [text[row] for row in range(len(text))]
-    for seed in (None, 3):
-        options = replace(OPTIONS, shuffle_positives=True)
-        batch = Collator(tensorizer, num_hard=2, num_other=1, seed=seed)(
-            [data_row(text, row, options) for row in range(30)]
-        )
-        same(batch.teacher_scores, expected_scores(samples, batch))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -152,19 +121,8 @@ def test_the_fingerprint_of_a_user_s_data_changes_with_scores_and_not_without() 
 
     plain = [TrainingSample("q", (Passage("p"),))]
     known = "e868e8ed60d2e0458bb3e17c"
-    assert (
-        len(
-            {
-                Mine(samples).fingerprint
-                for samples in (
-                    plain,
-                    [TrainingSample("q", (A,))],
-                    [TrainingSample("q", (replace(A, teacher_score=5.0),))],
-                )
-            }
-        )
-        == 3
-    )
+    others = [[TrainingSample("q", (passage,))] for passage in (A, replace(A, teacher_score=5.0))]
+    assert len({Mine(samples).fingerprint for samples in (plain, *others)}) == 3
     assert Mine(plain).fingerprint[:24] == known
 
 

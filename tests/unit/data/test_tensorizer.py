@@ -192,23 +192,20 @@ def test_token_batches_cover_everything_once_within_the_budget() -> None:
     assert plan_token_batches(np.array([], dtype=np.int64), 10) == []
 
 
-def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    folder = encoder_folder(tmp_path / "bare")
-    (folder / "vocab.txt").unlink()
-    with pytest.raises(InputError, match="has no vocabulary"):
-        Tensorizer.load(folder, sequence_length=24)
-
-
-def test_a_vocabulary_under_a_name_that_its_tokenizer_does_not_read_is_none(tmp_path: Path) -> None:
-    folder = encoder_folder(tmp_path / "other")
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
-    with pytest.raises(InputError, match="has no vocabulary"):
-        Tensorizer.load(folder, sequence_length=24)
-
-
-def test_a_vocabulary_of_special_tokens_alone_is_none(tmp_path: Path) -> None:
-    folder = encoder_folder(tmp_path / "special", vocab_size=5)
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("vocab.txt", ""),
+        ("tokenizer_config.json", '{"tokenizer_class": "RobertaTokenizer"}'),  # which reads another file
+        ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"),
+    ],
+    ids=["missing", "another's", "special tokens alone"],
+)
+def test_a_folder_without_a_vocabulary_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "bare", vocab_size=5 if "PAD" in content else len(VOCABULARY))
+    (folder / name).unlink(missing_ok=True)
+    if content:
+        (folder / name).write_text(content)
     with pytest.raises(InputError, match="has no vocabulary"):
         Tensorizer.load(folder, sequence_length=24)
 

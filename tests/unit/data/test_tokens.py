@@ -169,12 +169,6 @@ def test_batches_are_those_of_the_text(
     assert [values(batch) for batch in found] == [values(batch) for batch in expected]
 
 
-def test_worker_processes_read_the_same_store(text: TrainingSet, tensorizer: Tensorizer) -> None:
-    source = stored(text, tensorizer)
-    expected, found = (batches(source, tensorizer, PLAIN, workers=workers, seed=1) for workers in (0, 1))
-    assert [values(batch) for batch in found] == [values(batch) for batch in expected]
-
-
 def test_one_store_serves_every_sequence_length(
     text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path
 ) -> None:
@@ -202,16 +196,6 @@ def written_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 PARTS = ["part-00000", "part-00001", "part-00002"]
-
-
-def test_a_second_opening_tokenises_nothing(
-    text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = written_parts(monkeypatch)
-    stored(text, tensorizer)
-    assert written == PARTS
-    stored(text, tensorizer)
-    assert written == PARTS
 
 
 @pytest.mark.parametrize("change", ["text", "prefix", "passage prefix", "normalize", "name", "vocabulary"])

@@ -159,19 +159,6 @@ def test_figures_are_those_that_were_written_down(folder: Path, tmp_path: Path) 
         assert found[source] == nearly, source
 
 
-def test_retrieval_evaluation_and_validation_agree(folder: Path, tmp_path: Path) -> None:
-    found = measured(folder, tmp_path)
-    retrieved, evaluated = found["retrieve both"], found["evaluate"]
-    for name, mean in evaluated["means"].items():
-        if not name.endswith("@100"):
-            assert mean == retrieved["means"][name]
-    for name, mean in found["validation string"]["means"].items():
-        kind = name.removeprefix("eval/own/bm25/")
-        if kind.startswith("answer_"):  # it asks nothing that has neither judgements nor answers
-            continue
-        assert mean == evaluated["means"][kind]
-
-
 def test_one_entry_is_all_that_a_new_metric_needs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,14 +121,6 @@ def test_what_does_not_fit_together_is_counted_in_one_line() -> None:
     assert fit(["q1"], {"q1": [("a", 1.0)]}, {"q1": {"a": 1}}) == "1 questions evaluated"
 
 
-def test_per_question_values_average_to_the_whole() -> None:
-    run, qrels = random_run(1)
-    each = evaluate_questions(run, qrels, (10,))
-    assert sum(values["map"] for values in each.values()) / len(each) == pytest.approx(
-        evaluate_run(run, qrels, (10,))["map"]
-    )
-
-
 def test_a_table_lines_up() -> None:
     table = format_table(
         {"BM25": {"accuracy@20": 0.75123}, "hybrid": {"accuracy@20": 0.8, "mrr@10": 0.5}},

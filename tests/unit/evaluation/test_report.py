@@ -98,16 +98,8 @@ def metrics_file(path: Path, *, name: str = "test") -> Path:
 
 def test_a_run_and_its_retrieval_are_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_folder(tmp_path / "model").parent
-    assert (
-        main(
-            [
-                str(folder),
-                f"BM25={metrics_file(tmp_path / 'a.json')}",
-                f"trained={metrics_file(tmp_path / 'b.json')}",
-            ]
-        )
-        == 0
-    )
+    files = {"BM25": metrics_file(tmp_path / "a.json"), "trained": metrics_file(tmp_path / "b.json")}
+    assert main([str(folder), *(f"{label}={file}" for label, file in files.items())]) == 0
     page = (folder / "report.html").read_text(encoding="utf-8")
     shown = texts(page)
     for words in ("Loss", "Learning rate", "Padding share", "Accuracy@k", "top-1", "BM25"):

@@ -54,31 +54,15 @@ def seen(capsys: pytest.CaptureFixture[str], changed: dict[str, str]) -> dict[st
     return found
 
 
-WILD = {
-    "encoder.normalize": "false",
-    "loss.temperature": "1",
-    "train.num_train_epochs": "12",
-    "train.lr_schedule": "constant",
-}
-
-
 def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen(capsys, {}) == {}
 
 
-@pytest.mark.parametrize(
-    ("changed", "name", "figures"),
-    [({**WILD, "train.learning_rate": "1e30"}, "NaN", r"\d+ steps skipped")],
-    ids=lambda value: value if isinstance(value, str) and " " in value else None,
-)
-def test_a_fault_is_named_with_its_figures(
-    changed: dict[str, str], name: str, figures: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = seen(capsys, changed)
-    assert name in found, found
-    assert re.search(figures, found[name]), found[name]
-    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
-    assert f"\n## {name}\n" in page
+def test_a_fault_is_named_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    wild = {"encoder.normalize": "false", "loss.temperature": "1", "train.learning_rate": "1e30"}
+    found = seen(capsys, {**wild, "train.num_train_epochs": "12", "train.lr_schedule": "constant"})
+    assert re.search(r"\d+ steps skipped", found["NaN"])
+    assert "\n## NaN\n" in (REPOSITORY / "docs" / "troubleshooting.md").read_text()
 
 
 def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

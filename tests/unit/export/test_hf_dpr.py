@@ -120,15 +120,6 @@ def test_the_command_drops_the_rule_of_apostrophes_where_told(
     arguments = ["to=sentence-transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}"]
     assert main(arguments) == 3
     assert "encoder.plain_apostrophes=false encoder.allow_other_prompts=true" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                *arguments,
-                "encoder.plain_apostrophes=false",
-                "encoder.allow_other_prompts=true",
-                "dimensions=4",
-            ]
-        )
-        == 0
-    )
+    told = ["encoder.plain_apostrophes=false", "encoder.allow_other_prompts=true"]
+    assert main([*arguments, *told, "dimensions=4"]) == 0
     assert BiEncoder.load(tmp_path / "out").encode_questions("don\u2019t").shape == (4,)

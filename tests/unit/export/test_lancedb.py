@@ -14,12 +14,11 @@ from dpr.embedding.source import PassageSource
 from dpr.export.lancedb import load_lance
 from dpr.indexer.exact import ExactIndex
 from tests.helpers.stores import (
-    METADATA,
     assert_same_but_for_ties,
+    fields_of,
     load_and_die,
     open_rows,
     passages,
-    record,
     vectors,
     write_inputs,
 )
@@ -65,14 +64,7 @@ def test_200_questions_find_what_exact_search_finds(inputs: Path, tmp_path: Path
     assert load_lance(open_rows(inputs), str(tmp_path), "passages")
     assert_finds_what_exact_search_finds(tmp_path, inputs)
     table = connect(str(tmp_path)).open_table("passages")
-    expected = []
-    for number, passage in enumerate(passages(COUNT)):
-        value = record(number, passage)
-        value |= value.pop("metadata", None) or {}
-        expected.append(
-            {"id": passage.id, **{name: value.get(name) for name in ("title", "text", *METADATA)}}
-        )
-    assert table.to_arrow().drop(["vector"]).to_pylist() == expected
+    assert table.to_arrow().drop(["vector"]).to_pylist() == fields_of(COUNT)
     version = table.version
     assert not load_lance(open_rows(inputs), str(tmp_path), "passages")
     assert connect(str(tmp_path)).open_table("passages").version == version

@@ -17,10 +17,10 @@ from tests.helpers.jobs import export as main
 from tests.helpers.stores import (
     METADATA,
     assert_same_but_for_ties,
+    fields_of,
     load_and_die,
     open_rows,
     passages,
-    record,
     vectors,
     write_inputs,
 )
@@ -81,12 +81,7 @@ def columns_of(address: str, table: str) -> list[tuple[Any, ...]]:
 def test_200_questions_find_what_exact_search_finds(address: str, inputs: Path) -> None:
     assert load_postgres(open_rows(inputs), address, "whole")
     assert_finds_what_exact_search_finds(address, "whole", inputs)
-    expected = []
-    for number, passage in enumerate(passages(COUNT)):
-        value = record(number, passage)
-        value |= value.pop("metadata", None) or {}
-        expected.append((passage.id, passage.title, passage.text, *(value.get(name) for name in METADATA)))
-    assert columns_of(address, "whole") == expected
+    assert columns_of(address, "whole") == [tuple(row.values()) for row in fields_of(COUNT)]
     assert not load_postgres(open_rows(inputs), address, "whole")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,10 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.mining import blocks
+from dpr.mining.blocks import run_job
+from dpr.mining.negatives import Mining
+from dpr.mining.search import LexicalSearch, Search
+from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
 from tests.helpers.processes import fork_server
@@ -72,6 +78,26 @@ def repeating_samples(count: int = 40) -> list[TrainingSample]:
             TrainingSample(question, tuple(positives), answers=(rng.choice(WORDS),) if number % 3 else ())
         )
     return samples
+
+
+def mine(
+    train: TrainingSet,
+    out: Path,
+    settings: MiningSettings,
+    *,
+    search: Search | None = None,
+    corpus: Path | None = None,
+    keep_within: int = 0,
+    processes: int = 1,
+) -> dict[str, Any]:
+    """By BM25, unless a search is given."""
+    searches = [search or LexicalSearch()]
+    job = Mining(train, out, searches, corpus, settings=settings, keep_within=keep_within)
+    return run_job(job, processes=processes)
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture

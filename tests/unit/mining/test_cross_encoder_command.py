@@ -13,6 +13,7 @@ from dpr.core.records import Passage
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining import search as searches
 from dpr.models.cross_encoder import CrossEncoder
+from tests.unit.mining.conftest import records
 from tests.unit.models.test_cross_encoder import classifier_folder
 
 
@@ -23,8 +24,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def negatives(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Question and entry of every negative."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(record["question"], entry) for record in records for entry in record["hard_negative_ctxs"]]
+    return [(row["question"], entry) for row in records(path) for entry in row["hard_negative_ctxs"]]
 
 
 def test_the_command_asks_the_classifier_and_writes_its_scores(
@@ -56,7 +56,7 @@ def test_the_command_asks_the_classifier_and_writes_its_scores(
     assert [entry["teacher_score"] for _, entry in kept] == pytest.approx(model.log_odds(pairs), abs=1e-3)
     positives = [
         (record["question"], Passage(entry["text"], entry["title"]), entry["teacher_score"])
-        for record in map(json.loads, whole.read_text().splitlines())
+        for record in records(whole)
         for entry in record["positive_ctxs"]
     ]
     assert [score for *_, score in positives] == pytest.approx(

@@ -4,12 +4,10 @@ with whatever vectors."""
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,11 +26,10 @@ from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Texts
 from dpr.jobs.mine import dense_search
 from dpr.mining import search as searches
-from dpr.mining.negatives import mine
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
-from tests.unit.mining.conftest import repeating_corpus, repeating_samples
+from tests.unit.mining.conftest import mine, records, repeating_corpus, repeating_samples
 
 Scores = Callable[[str, list[Passage]], np.ndarray]
 
@@ -40,10 +37,6 @@ Scores = Callable[[str, list[Passage]], np.ndarray]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in_corpus: bool) -> list[str]:
@@ -110,26 +103,6 @@ def lexical_scores() -> Scores:
     return score
 
 
-def typical_distance(score: Scores) -> float:
-    samples, passages = repeating_samples(), repeating_corpus()
-    return float(
-        np.median(
-            [
-                abs(max(score(s.question, list(s.positives))) - np.median(score(s.question, passages)))
-                for s in samples
-            ]
-        )
-    )
-
-
-def typical_positive(score: Scores) -> float:
-    return float(
-        np.median(
-            [abs(max(score(sample.question, list(sample.positives)))) for sample in repeating_samples()]
-        )
-    )
-
-
 SETTINGS = [
     MiningSettings(per_question=4),
     MiningSettings(per_question=3, from_rank=4, to_rank=30),
@@ -145,7 +118,7 @@ def test_negatives_are_those_of_brute_force(
     search: Search = LexicalSearch() if way == "bm25" else DenseSearch(model)
     score = lexical_scores() if way == "bm25" else dense_scores(model)
     if settings.max_relative_score and way == "dense":  # these scores lie close together, far from 0
-        settings = replace(settings, max_relative_score=1 - typical_distance(score) / typical_positive(score))
+        settings = replace(settings, max_relative_score=0.99)
     audit = mine(train, tmp_path / "out.jsonl", settings, search=search, corpus=corpus_file)
     expected = [
         by_brute_force(row, settings, score, only_in_corpus=way == "bm25") for row in range(len(train))
@@ -186,19 +159,8 @@ def test_entries_carry_score_rank_and_the_model_s_fingerprint(
 
 
 def embed(model_folder: Path, corpus_file: Path, out: Path, *more: str) -> None:
-    assert (
-        main(
-            [
-                "embed",
-                f"model_file={model_folder}",
-                f"ctx_src={corpus_file}",
-                f"out_file={out}",
-                "device=cpu",
-                *more,
-            ]
-        )
-        == 0
-    )
+    given = [f"model_file={model_folder}", f"ctx_src={corpus_file}", f"out_file={out}", "device=cpu"]
+    assert main(["embed", *given, *more]) == 0
 
 
 def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
@@ -232,14 +194,10 @@ def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
     assert [[e["passage_id"] for e in record["hard_negative_ctxs"]] for record in records(given)] == [
         [e["passage_id"] for e in record["hard_negative_ctxs"]] for record in records(own)
     ]
-    first, before = capsys.readouterr(), given.stat().st_mtime_ns
+    first = capsys.readouterr().out
     assert main(with_vectors) == 0
     again = capsys.readouterr()
-    assert "nothing to do" in again.err
-    assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
-    assert given.stat().st_mtime_ns == before
-    assert main([*with_vectors, "per_question=1"]) == 3
-    assert "exists already" in capsys.readouterr().err
+    assert "nothing to do" in again.err and again.out.splitlines()[-1] == first.splitlines()[-1]
 
 
 def test_vectors_of_another_model_or_corpus_are_refused(

@@ -20,15 +20,15 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.mining import blocks
 from dpr.mining import search as searches
-from dpr.mining.negatives import Mining, mine
+from dpr.mining.negatives import Mining
 from dpr.mining.settings import MiningSettings
 from tests.helpers.tiny import WORDS
+from tests.unit.mining.conftest import mine, records
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searches.LexicalSearch, "block_rows", 7)
-    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
 
 
 def corpus(count: int = 80) -> list[Passage]:
@@ -58,10 +58,6 @@ def samples(count: int = 30) -> list[TrainingSample]:
 def train_set(tmp_path: Path, rows: list[TrainingSample] | None = None) -> TrainingSet:
     write_training_set(tmp_path / "train.jsonl", rows or samples())
     return open_training_set(tmp_path / "train.jsonl", name="train")
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
@@ -190,13 +186,6 @@ def test_a_corpus_without_the_positives_is_refused_and_missing_ones_are_counted(
         )
 
 
-def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
-    data = train_set(tmp_path)
-    mine(data, tmp_path / "one.jsonl", MiningSettings())
-    mine(data, tmp_path / "two.jsonl", MiningSettings(), processes=2)
-    assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
-
-
 def test_the_audit_counts_what_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_set(tmp_path)
     out = tmp_path / "out.jsonl"
@@ -294,13 +283,11 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
 
 
 def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train = train_set(
-        tmp_path,
-        [
-            TrainingSample("ba be", (Passage("ba be bi bo bu", id="1"),)),
-            TrainingSample("ba bi", (Passage("ba be bi bo bu da", id="2"),)),
-        ],
-    )
+    rows = [
+        TrainingSample("ba be", (Passage("ba be bi bo bu", id="1"),)),
+        TrainingSample("ba bi", (Passage("ba be bi bo bu da", id="2"),)),
+    ]
+    train = train_set(tmp_path, rows)
     for _ in range(2):  # again for the same, finished file
         caplog.clear()
         audit = mine(train, tmp_path / "out.jsonl", MiningSettings())
@@ -308,17 +295,10 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
         (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
         assert "out.jsonl: 2 of 2 questions have no mined negatives (" in warning
         assert "left out: " in warning
-
-
-def test_mining_that_finds_no_candidate_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [
-        TrainingSample("zu zo", (Passage("ba be bi bo bu", id="1"),)),
-        TrainingSample("xu xo", (Passage("ba be bo", id="2"),)),
-    ]
-    mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
+    train = train_set(tmp_path, [replace(row, question="zu zo") for row in rows])
+    mine(train, tmp_path / "none.jsonl", MiningSettings())
     assert "2 of 2 questions have no mined negatives (0 candidates" in caplog.text
-    caplog.clear()
-    mine(train_set(tmp_path, rows), tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
+    mine(train, tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
     assert "2 questions left out, since no positive is among the first found" in caplog.text
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from dpr.core.errors import LostRankError
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining.negatives import mine
 from dpr.mining.search import Found, LexicalSearch, Query
 from dpr.mining.settings import MiningSettings
+from tests.unit.mining.conftest import mine
 
 
 class KillingSearch(LexicalSearch):

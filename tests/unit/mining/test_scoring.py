@@ -19,11 +19,12 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.mining import search as searches
-from dpr.mining.scoring import score_passages
+from dpr.mining.blocks import run_job
+from dpr.mining.scoring import Scoring
 from dpr.mining.search import LexicalSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from tests.unit.mining.conftest import repeating_corpus, repeating_samples
+from tests.unit.mining.conftest import records, repeating_corpus, repeating_samples
 from tests.unit.models.test_cross_encoder import classifier_folder
 
 LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
@@ -51,8 +52,7 @@ def data(tmp_path: Path) -> Path:
 
 def entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Question and entry of every passage."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(record["question"], entry) for record in records for name in LISTS for entry in record[name]]
+    return [(row["question"], entry) for row in records(path) for name in LISTS for entry in row[name]]
 
 
 def scored(data: Path, *arguments: str, name: str = "scored") -> list[tuple[str, Passage, float | None]]:
@@ -131,16 +131,6 @@ def test_a_hybrid_gives_what_retrieval_ranks_by(data: Path, corpus_file: Path, m
     assert {0.0, None} < {*expected}
 
 
-def test_processes_and_reruns_give_the_same_bytes(data: Path, tmp_path: Path) -> None:
-    scored(data, name="whole")
-    scored(data, "processes=2", name="two")
-    whole = tmp_path / "whole.jsonl"
-    assert (tmp_path / "two.jsonl").read_bytes() == whole.read_bytes()
-    times = whole.stat().st_mtime_ns
-    scored(data, name="whole")  # already finished
-    assert whole.stat().st_mtime_ns == times
-
-
 def test_another_teacher_starts_over_and_does_not_replace(
     data: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,9 +152,7 @@ def test_the_audit_counts_scores_and_right_answers(
     write_training_set(tmp_path / "t.jsonl", rows)
     train = open_training_set(tmp_path / "t.jsonl", name="t")
     write_passages(tmp_path / "corpus.tsv", [replace(right, id="r")])
-    audit = score_passages(
-        train, tmp_path / "out.jsonl", searches=[LexicalSearch()], corpus=tmp_path / "corpus.tsv"
-    )
+    audit = run_job(Scoring(train, tmp_path / "out.jsonl", [LexicalSearch()], tmp_path / "corpus.tsv"))
     assert audit["counts"] == {
         "questions": 3,
         "passages": 5,

@@ -17,9 +17,9 @@ from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.mining import search as searches
-from dpr.mining.suspects import Doubts
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import WORDS, static_folder, tiny_model
+from tests.unit.mining.conftest import records
 
 WRONG, ANSWERED = (3, 11, 17), (5, 20)
 """Rows whose positive is another row's, and rows whose hard negative holds the question's words better than
@@ -54,10 +54,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 LINE = ["check-data", "train.jsonl", "model_file=model", "suspects=suspects.jsonl", "device=cpu"]
-
-
-def listed(file: str = "suspects.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
 def expected(rows: list[dict[str, Any]]) -> list[tuple[float, str, int]]:
@@ -104,55 +100,38 @@ def test_the_list_is_what_the_definition_says_and_begins_with_wrong_labels(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(LINE) == 0
-    printed, records = capsys.readouterr().out, listed()
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    printed, found = capsys.readouterr().out, records(Path("suspects.jsonl"))
+    rows = records(folder / "train.jsonl")
     wanted = expected(rows)
-    assert [(record["label"], record["row"]) for record in records] == [
+    assert [(record["label"], record["row"]) for record in found] == [
         (label, row) for _, label, row in wanted
     ]
-    assert np.allclose([record["doubt"] for record in records], [doubt for doubt, *_ in wanted], atol=2e-4)
-    assert {record["row"] for record in records if record["label"] == "positive"} >= set(WRONG)
-    assert {record["row"] for record in records if record["label"] == "negative"} >= set(ANSWERED)
-    for record in records:
+    assert np.allclose([record["doubt"] for record in found], [doubt for doubt, *_ in wanted], atol=2e-4)
+    assert {record["row"] for record in found if record["label"] == "positive"} >= set(WRONG)
+    assert {record["row"] for record in found if record["label"] == "negative"} >= set(ANSWERED)
+    for record in found:
         if record["label"] == "positive" and record["row"] in WRONG:
             assert set(record["instead"]["text"].split()) >= set(record["question"].split())
-    assert f"{sum(record['label'] == 'positive' for record in records)} positives" in printed
+    assert f"{sum(record['label'] == 'positive' for record in found)} positives" in printed
     assert "dpr prepare train.jsonl out=FILE suspects=suspects.jsonl" in printed
 
 
-def test_a_killed_search_goes_on_and_an_edited_list_is_not_replaced(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_list_is_not_replaced(folder: Path) -> None:
     assert main(LINE) == 0
     whole = Path("suspects.jsonl").read_bytes()
-    write, written = Doubts.do_block, []
-
-    def killed(block: Doubts, rows: range) -> Any:
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(rows)
-        return write(block, rows)
-
-    line = [*LINE, "suspects=again.jsonl"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Doubts, "do_block", killed)
-        assert main(line) == 130
-    assert not Path("again.jsonl").exists()
-    with monkeypatch.context() as patch:
-        patch.setattr(Doubts, "do_block", lambda block, rows: written.append(rows) or write(block, rows))
-        assert main(line) == 0
-    assert Path("again.jsonl").read_bytes() == whole
-    assert len(written) == len({(rows.start, rows.stop) for rows in written}) == 5
-
-    Path("again.jsonl").write_text("".join(f"{line}\n" for line in whole.decode().splitlines()[1:]))
-    kept = Path("again.jsonl").read_bytes()
-    assert main(line) != 0 and Path("again.jsonl").read_bytes() == kept
-    assert main([*line, "overwrite=true"]) == 0 and Path("again.jsonl").read_bytes() == whole
+    kept = whole.partition(b"\n")[2]
+    Path("suspects.jsonl").write_bytes(kept)
+    assert main(LINE) != 0 and Path("suspects.jsonl").read_bytes() == kept
+    assert main([*LINE, "overwrite=true"]) == 0 and Path("suspects.jsonl").read_bytes() == whole
 
 
 def test_suspects_are_dropped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(LINE) == 0
-    chosen = [one for one in listed() if one["row"] in (WRONG if one["label"] == "positive" else ANSWERED)]
+    chosen = [
+        one
+        for one in records(Path("suspects.jsonl"))
+        if one["row"] in (WRONG if one["label"] == "positive" else ANSWERED)
+    ]
     chosen = [
         one
         for one in chosen

@@ -49,25 +49,12 @@ def test_last_line_accounts_for_every_row(tmp_path: Path, capsys: pytest.Capture
 
 def test_skipping_has_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "x.jsonl"
-    assert main(["prepare", str(pairs(tmp_path / "a.tsv", 50, 101)), f"out={out}", "on_bad_row=skip"]) == 3
+    line = ["prepare", str(pairs(tmp_path / "a.tsv", 50, 101)), f"out={out}", "on_bad_row=skip"]
+    assert main(line) == 3
     assert "more than max_bad_rows=100 bad rows" in capsys.readouterr().err
     assert len((tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines()) == 101
-    assert (
-        main(["prepare", str(tmp_path / "a.tsv"), f"out={out}", "on_bad_row=skip", "max_bad_rows=101"]) == 0
-    )
-    assert (
-        main(
-            [
-                "prepare",
-                str(tmp_path / "a.tsv"),
-                f"out={out}",
-                "on_bad_row=skip",
-                "max_bad_rows=7",
-                "overwrite=true",
-            ]
-        )
-        == 3
-    )
+    assert main([*line, "max_bad_rows=101"]) == 0
+    assert main([*line, "max_bad_rows=7", "overwrite=true"]) == 3
     assert ":58: more than max_bad_rows=7 bad rows" in capsys.readouterr().err
 
 

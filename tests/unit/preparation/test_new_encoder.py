@@ -13,7 +13,7 @@ from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.preparation.new_encoder import EncoderShape, reserved_tokens, train_vocabulary
+from dpr.preparation.new_encoder import EncoderShape, train_vocabulary
 from dpr.storage.durable import verify_folder
 from tests.helpers.jobs import new_encoder as main
 
@@ -100,14 +100,15 @@ def test_questions_enter_the_vocabulary(corpus: Path, tmp_path: Path) -> None:
 
 def test_a_vocabulary_has_the_asked_size_each_token_once_and_reserved_ones_first() -> None:
     texts = ["some words and some more words", "and yet other words"]
-    vocabulary = train_vocabulary(lambda: texts, size=70, num_unused=2)
-    assert vocabulary[:7] == reserved_tokens(2)
+    vocabulary = train_vocabulary(lambda: texts, EncoderShape(vocab_size=70, num_unused=2))
+    assert vocabulary[:7] == ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert len(set(vocabulary)) == len(vocabulary) <= 70
     assert "words" in vocabulary
 
 
 def test_a_cased_vocabulary_keeps_case() -> None:
-    vocabulary = train_vocabulary(lambda: ["Alpha Alpha Beta"], size=60, lower_case=False, num_unused=0)
+    shape = EncoderShape(vocab_size=60, lower_case=False, num_unused=0)
+    vocabulary = train_vocabulary(lambda: ["Alpha Alpha Beta"], shape)
     assert "Alpha" in vocabulary and "alpha" not in vocabulary
 
 
@@ -128,7 +129,7 @@ def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(
 
 def test_a_corpus_without_text_is_refused() -> None:
     with pytest.raises(InputError, match="no text"):
-        train_vocabulary(lambda: ["", "  "], size=100)
+        train_vocabulary(lambda: ["", "  "], EncoderShape(vocab_size=100))
 
 
 def test_without_layers_it_is_static_with_any_tokenizer(corpus: Path, tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Settings of ``dpr adapt`` and ``dpr quickstart``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dpr.core.compute_settings import DeviceSettings
+from dpr.core.errors import ConfigError
+from dpr.core.settings import require_set, setting
+from dpr.preparation.settings import FolderSettings
+
+
+@dataclass
+class AdaptSettings(DeviceSettings):
+    """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable by it and
+    BM25 together. The hybrid's weight is chosen on pseudo-questions of documents held back from training.
+    Rerun the same command to resume, and after the corpus has changed."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr adapt corpus.jsonl
+dpr adapt corpus.tsv out=runs/mine
+dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
+dpr adapt corpus.jsonl model_file=models/e5-small static=questions
+"""
+    corpus: str | None = setting(None, operand="CORPUS", path="input")
+    """Passages, in any format that dpr embed reads."""
+    out: str | None = setting(None, path="folder")
+    """Folder to write; absent = runs/<name of CORPUS>."""
+    model_file: str | None = setting(None, also=("model",), path="input")
+    """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the
+    corpus; a backbone alone is trained on pairs. Absent = a static encoder, trained from scratch."""
+    static: str | None = setting(None, choices=("questions", "both"))
+    """Distil model_file into a static embedding table, so that a question takes microseconds: for questions
+    beside the model's passages, or for both."""
+    pairs: Any = "mixed"
+    """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
+    max_pairs: int = setting(0, unit="pairs", least=0)
+    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072; with model_file 4 of each, from 1,024
+    to 20,000. For a linear layer or static, questions to fit it to; 0 = 3,000 or 10,000."""
+    seed: int = 0
+    """Seed of pairs, order and initial weights."""
+    processes: int = setting(1, unit="processes", least=1)
+    """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same
+    except for rounding."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"corpus": "corpus.jsonl"})
+        if 16 % self.processes:
+            raise ConfigError(
+                f"processes={self.processes}, expected 1, 2, 4, 8 or 16, which divide every batch"
+            )
+        corpus = Path(str(self.corpus))
+        self.out = self.out or str(Path("runs") / corpus.name.partition(".")[0])
+        if corpus.is_dir():
+            raise ConfigError(
+                f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name"
+                " its corpus file"
+            )
+        if not corpus.exists():
+            raise ConfigError(f"corpus={corpus} does not exist")
+        if self.static is not None and self.model_file is None:
+            raise ConfigError(
+                f"static={self.static} needs model_file, whose vectors are learned; without both a static encoder"
+                " learns from the corpus alone"
+            )
+
+
+@dataclass
+class QuickstartSettings(DeviceSettings, FolderSettings):
+    """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on
+    held-out questions, and makes the folder searchable. Rerun the same command to resume, and after the
+    documents have changed."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr quickstart docs
+dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv
+dpr quickstart docs encoder=models/e5-small
+"""
+    folder: str | None = setting(None, operand="FOLDER", path="input")
+    """Folder of documents; folders in it are read too."""
+    out: str | None = setting(None, path="folder")
+    """Folder to write; absent = runs/<name of FOLDER>."""
+    encoder: str = setting("static", path="input")
+    """static (word vectors, trained from scratch), or the folder or name of a model to train on."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        require_set(self, {"folder": "docs"})
+        folder = Path(str(self.folder))
+        self.out = self.out or str(Path("runs") / (folder.resolve().name or "folder"))
+        if self.questions is not None and not Path(self.questions).is_file():
+            raise ConfigError(f"questions={self.questions} does not exist")
+        if Path(self.out).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(
+                f"out={self.out} lies in {folder}, whose files are read; name a folder elsewhere with out="
+            )
