@@ -20,7 +20,8 @@ import torch
 from dpr.formats.question_sets import read_questions
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.ranking import SearchResult
-from dpr.indexer.registry import DEPTH, Index, IndexChoice, IndexStore, recall_values
+from dpr.indexer.registry import DEPTH, Index, IndexChoice, recall_values
+from dpr.indexer.saved import IndexStore
 from dpr.models.biencoder import BiEncoder
 
 KINDS = ("exact", "flat", "hnsw", "hnsw_sq", "hnsw32", "ivf")

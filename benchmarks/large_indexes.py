@@ -28,7 +28,8 @@ from benchmarks.indexes import timed
 from benchmarks.memory import Watch
 from dpr.formats.vector_shards import VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.registry import DEPTH, Index, IndexChoice, IndexStore, recall_values
+from dpr.indexer.registry import DEPTH, Index, IndexChoice, recall_values
+from dpr.indexer.saved import IndexStore
 
 KINDS = ("exact", "ivf", "hnsw32")
 DIMENSION, TOPICS, CHUNK, QUESTIONS = 128, 20_000, 65536, 200

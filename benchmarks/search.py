@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.page import Ratio, Section
-from dpr.indexer.exact import ExactIndex
+from tests.helpers.indexes import exact_index
 
 CASES = [
     (200_000, 256, 1, 100),
@@ -30,7 +30,7 @@ def compare(passages: int, dimension: int, queries: int, k: int, rounds: int) ->
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((passages, dimension), dtype=np.float32)
     asked = rng.standard_normal((queries, dimension), dtype=np.float32)
-    exact = ExactIndex.from_arrays([str(row) for row in range(passages)], vectors)
+    exact = exact_index([str(row) for row in range(passages)], vectors)
     flat = faiss.IndexFlatIP(dimension)
     flat.add(vectors)
     seconds: list[float] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.workload import Sizes, start_memory
 from benchmarks.measuring import matrix_peak, synchronize
-from dpr.indexer.exact import ExactIndex
+from tests.helpers.indexes import exact_index
 
 K = 100
 BLOCK_ROWS = 1 << 16
@@ -67,9 +67,7 @@ def _index(record: Record, sizes: Sizes, asked: Tensor) -> None:
             for start in range(0, sizes.streamed, FIRST)
         ]
     )
-    index = ExactIndex.from_arrays(
-        [str(row) for row in range(len(vectors))], vectors.numpy(), device=record.device
-    )
+    index = exact_index([str(row) for row in range(len(vectors))], vectors.numpy(), device=record.device)
     queries = asked.cpu().numpy().astype(np.float32)
     seconds = _seconds(lambda: index.search(queries, K), record.device, 1)
     limits = _limits(record, replace(sizes, resident=len(vectors)), len(vectors), asked)

@@ -29,12 +29,7 @@ from dpr.core.settings import (
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 # of an entry; "[Q]" is not a list there
-_TEXT_OPTIONS = (
-    *KEEP_SPACES,
-    "special_token",
-    "special_query_token",
-    "query_special_suffix",
-)
+_TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")
 _FILES = "dpr-conf"
 """Scheme, in Hydra's search path, of folders that may contain files of the original."""
 
@@ -125,30 +120,23 @@ def quote_values(overrides: list[str], known: Mapping[str, Setting], *, has_grou
 def _quoted_value(name: str, value: str, setting: Setting | None, *, resolves: bool) -> str:
     if is_ready(value):
         return value
-    if setting is None:  # an option of an entry
-        takes_text = is_one_of(_TEXT_OPTIONS, name)
-        takes_texts = True
-    else:
-        takes_text = setting.takes_text
-        takes_texts = setting.takes_texts
     kind = None if setting is None else without_none(setting.type)
+    # Without a setting it is an option of an entry.
+    takes_text = is_one_of(_TEXT_OPTIONS, name) if setting is None else setting.takes_text
+    takes_texts = setting is None or setting.takes_texts
     if exists(value) and (takes_text or takes_texts):
         return f"[{quoted(value)}]" if kind == list[str] else quoted(value)
-    if takes_text:
+    if takes_text or kind in (int, float):  # 0,1 is no list
         return quoted(value, resolves=resolves)
-    if get_origin(kind) is list:
-        return "[" + ",".join(_quoted_items(value, resolves=resolves, is_text=kind == list[str])) + "]"
     if get_origin(kind) is dict:
         with suppress(ValueError):
             return typed(json.loads(value))
-    if kind in (int, float):  # 0,1 is no list
-        return quoted(value, resolves=resolves)
-    if not takes_texts or value.startswith("{"):  # braces are a set of options, which Hydra reads
-        return value
-    is_list = value.startswith("[") and value.endswith("]")
-    if not is_list and "," not in value:
-        return value if _PLAIN.fullmatch(value) else quoted(value, resolves=resolves)
-    return "[" + ",".join(_quoted_items(value, resolves=resolves, is_text=False)) + "]"
+    if get_origin(kind) is not list:
+        if not takes_texts or value.startswith("{"):  # braces are a set of options, which Hydra reads
+            return value
+        if "," not in value and not (value.startswith("[") and value.endswith("]")):
+            return value if _PLAIN.fullmatch(value) else quoted(value, resolves=resolves)
+    return "[" + ",".join(_quoted_items(value, resolves=resolves, is_text=kind == list[str])) + "]"
 
 
 def _quoted_items(value: str, *, resolves: bool, is_text: bool) -> list[str]:
@@ -222,7 +210,7 @@ def _plugins() -> tuple[type[Any], type[Any]]:
     from hydra.plugins.config_source import ConfigResult, ConfigSource
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    from dpr.formats.text_input import read_yaml
+    from dpr.formats.yaml_files import read_yaml
     from dpr.storage.untrusted import describe
 
     sources: list[Any] = Plugins.instance().discover(ConfigSource)

@@ -7,29 +7,21 @@ import atexit
 import io
 import logging
 import os
-import shutil
 import sys
-import textwrap
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dpr.cli import composed
-from dpr.cli.arguments import (
-    check_keys,
-    conf_folder,
-    group_options,
-    parse,
-    under_launcher,
-)
-from dpr.core.compute_settings import CudaSettings, ForwardSettings
-from dpr.core.errors import ConfigError, DprError, InputError, StopRequested
+from dpr.cli.arguments import parse, under_launcher
+from dpr.cli.help_page import help_text
+from dpr.cli.keys import check_keys, conf_folder
+from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import LOGGER_NAME, configure_logging
 from dpr.core.machine import launched, panics_caught
-from dpr.core.settings import Setting, Settings, quoted, sections, settings, suggestion, type_name
+from dpr.core.settings import Settings, quoted, settings
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
@@ -78,10 +70,8 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     thread of gloo may still hold the tensors of the last collective; if it releases them too late, it aborts
     a process that has finished its work.
     """
-    for stream in (
-        sys.stdin,
-        sys.stdout,
-    ):  # texts of a corpus are printed on any terminal; standard error replaces already
+    # Texts of a corpus are printed on any terminal. Standard error replaces already.
+    for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code: list[int] = []
@@ -99,23 +89,10 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     sys.exit(code[0])
 
 
-Job = Callable[[Any], Any]
-_HELP = """
-Flags
-  --help=all            every setting; --help=SECTION, those of a section
-  -q, -v                only warnings, or more than usual, on standard error
-"""
-_FLAGS_OF_WORDS = f"""{_HELP}  --key value           the same as key=value; of a switch, --key is key=true
-"""
-_FLAGS_OF_FILES = f"""{_HELP}  --cfg job             print the composed configuration instead of running
-  --config-dir FOLDER   look for configuration files there as well
-"""
-
-
 def launch(
     config_name: str | None,
     config_class: type[Settings],
-    job: Job,
+    job: Callable[[Any], Any],
     argv: list[str],
     *,
     program: str = "dpr COMMAND",
@@ -143,7 +120,7 @@ def launch(
 def answer(
     config_name: str | None,
     config_class: type[Settings],
-    job: Job,
+    job: Callable[[Any], Any],
     argv: list[str],
     *,
     program: str,
@@ -185,87 +162,3 @@ def answer(
             config_name, config_class, job, given, overrides, folder=folders[0], is_main=is_main
         )
     return result if type(result) is int else 0
-
-
-def help_text(program: str, config_class: type, folder: Path | None, part: str = "all") -> str:
-    """Returns the help page.
-
-    Args:
-        folder: folder of the config groups, for a command that has them.
-        part: all, a key or section, or first: the settings that the class names in ``FIRST``, or all if it
-            names none.
-
-    Raises:
-        ConfigError: there is no such section.
-    """
-    width = min(shutil.get_terminal_size((120, 24)).columns, 140)
-    entries = settings(config_class)
-    names = sections(config_class)
-    words = [entry for entry in entries if entry.rule.operand]
-    usage = " ".join([program, *(entry.rule.operand for entry in words), "[key=value ...]"])
-    parts = [
-        f"Usage: {usage}\n",
-        *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n")),
-    ]
-    if part == "first" and (first := getattr(config_class, "FIRST", "").split()):
-        entries = [entry for entry in entries if entry.key in first]
-        parts.append("The settings that are needed first; --help=all lists the rest\n")
-    elif part not in ("first", "all"):
-        entries = [entry for entry in entries if f"{entry.key}.".startswith(f"{part}.")]
-        if not entries:
-            raise ConfigError(f"--help={part}: no such section or setting{suggestion(part, names)}")
-    # The line on where a command computes follows the description.
-    last = {item.name for item in (*fields(ForwardSettings), *fields(CudaSettings))}
-    # Config groups for which this job has a section or a catalogue.
-    groups = {}
-    for name in dict.fromkeys(entry.key.partition(".")[0] for entry in entries):
-        if folder and (options := group_options(name, [folder])):
-            groups[name] = options
-    if groups:
-        first = next(iter(groups))
-        parts.append(f"Groups: a file of settings chosen by name, e.g. {first}={groups[first][0]}")
-        parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
-        parts.append("")
-    parts += [_row(entry.rule.operand, entry.doc, width) for entry in words] + [""] * bool(words)
-    for name, doc in names.items():
-        inside = [entry for entry in entries if entry.key.rpartition(".")[0] == name and entry not in words]
-        if not inside:
-            continue
-        inside.sort(key=lambda entry: entry.key in last)
-        parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
-        parts += [_describe(entry, width) for entry in inside]
-        parts.append("")
-    for entry in entries:
-        if entry.rule.entries is not None:
-            parts.append(f"{entry.key}.NAME: {' '.join((entry.rule.entries.__doc__ or '').split())}")
-            parts += [
-                _describe(option, width) for option in settings(entry.rule.entries, f"{entry.key}.NAME.")
-            ]
-            parts.append("")
-    text = "\n".join(parts).replace("``", "").rstrip() + "\n"
-    text += _FLAGS_OF_WORDS if folder is None else _FLAGS_OF_FILES
-    if examples := getattr(config_class, "EXAMPLES", ""):
-        text += f"\nExamples\n{textwrap.indent(examples, '  ')}"
-    return text
-
-
-def _describe(entry: Setting, width: int) -> str:
-    rule = entry.rule
-    default = "null" if entry.default is None else str(entry.default)
-    value = "" if entry.is_open else f"={default.lower() if isinstance(entry.default, bool) else default}"
-    kind = (
-        "|".join([*rule.choices, *["module:Class"] * rule.or_class])
-        if rule.choices
-        else type_name(entry.type)
-    )
-    details = ", ".join(
-        filter(None, [kind, rule.unit, rule.range, f"also {', '.join(rule.also)}" if rule.also else ""])
-    )
-    return _row(f"{entry.key}{value}", f"({details}) {entry.doc}".rstrip(), width)
-
-
-def _row(left: str, right: str, width: int) -> str:
-    column = 46
-    lines = textwrap.wrap(right, max(30, width - column)) or [""]
-    first = f"  {left:<{column - 3}} " if len(left) < column - 2 else f"  {left}\n{' ' * column}"
-    return first + f"\n{' ' * column}".join(lines)

@@ -15,8 +15,7 @@ from dpr.core.version import __version__
 
 
 class Command(NamedTuple):
-    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, or the function that
-    ``_OTHER_JOBS`` names. That module is imported once the settings are checked."""
+    """A subcommand."""
 
     about: str
     settings: str
@@ -25,11 +24,13 @@ class Command(NamedTuple):
     config: str | None = None
     """File in ``conf/`` from which Hydra composes the settings. None: there are no groups of files, and Hydra
     is not imported."""
+    job: str | None = None
+    """module:function, imported once the settings are checked. None: ``run`` in the module of the command's
+    name in ``dpr/jobs``."""
 
     def settings_class(self) -> Any:
         """Returns the dataclass."""
-        module, _, name = self.settings.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _imported(self.settings)
 
 
 COMMANDS: dict[str, Command] = {
@@ -57,10 +58,12 @@ COMMANDS: dict[str, Command] = {
     "score": Command(
         "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid",
         "dpr.mining.settings:ScoreCommand",
+        job="dpr.jobs.mine:run_score",
     ),
     "new-encoder": Command(
         "make a small untrained encoder with its own vocabulary",
         "dpr.preparation.settings:NewEncoderSettings",
+        job="dpr.jobs.prepare:make_encoder",
     ),
     "train": Command(
         "train a bi-encoder, or evaluate one on training-style data",
@@ -84,12 +87,17 @@ COMMANDS: dict[str, Command] = {
         "evaluate a model, BM25 and both on many test sets, or a TREC run",
         "dpr.retrieval.settings:EvaluateConfig",
         "evaluate",
+        job="dpr.jobs.retrieve:evaluate",
     ),
     "compare": Command(
         "a table of several retrieval results, and tests of their differences",
         "dpr.jobs.compare:CompareSettings",
     ),
-    "report": Command("a page of curves and metrics of a run", "dpr.jobs.compare:ReportSettings"),
+    "report": Command(
+        "a page of curves and metrics of a run",
+        "dpr.jobs.compare:ReportSettings",
+        job="dpr.jobs.compare:report",
+    ),
     "search": Command("ask one question of a finished run", "dpr.jobs.search:SearchCommand"),
     "serve": Command(
         "answer questions over HTTP, with a page to try a run or compare two",
@@ -103,20 +111,14 @@ COMMANDS: dict[str, Command] = {
         "dpr.export.settings:MergeConfig",
     ),
     "verify": Command(
-        "check output folders and files against their checksums", "dpr.jobs.doctor:VerifySettings"
+        "check output folders and files against their checksums",
+        "dpr.jobs.doctor:VerifySettings",
+        job="dpr.jobs.doctor:verify",
     ),
     "doctor": Command(
         "print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"
     ),
 }
-_OTHER_JOBS = {
-    "score": "mine.run_score",
-    "evaluate": "retrieve.evaluate",
-    "new-encoder": "prepare.make_encoder",
-    "report": "compare.report",
-    "verify": "doctor.verify",
-}
-"""Functions in ``dpr/jobs`` of commands that share a module with another command."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -148,8 +150,13 @@ def _run_command(arguments: list[str]) -> int:
 
 def job_of(name: str) -> Callable[[Any], Any]:
     """Returns the function of a command, whose module is imported when the function is called."""
-    module, _, function = _OTHER_JOBS.get(name, f"{name.replace('-', '_')}.run").partition(".")
-    return lambda config: getattr(importlib.import_module(f"dpr.jobs.{module}"), function)(config)
+    path = COMMANDS[name].job or f"dpr.jobs.{name.replace('-', '_')}:run"
+    return lambda config: _imported(path)(config)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def run(*before: str) -> NoReturn:

@@ -17,14 +17,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TextIO, TypeVar
 
-from dpr.core.paths import as_text
-
 LOGGER_NAME = "dpr"
+_FIRST_LINES_EVERY_S = 10.0
+_LINES_EVERY_S = 60.0
+_STEPS_EVERY_S = 30.0
+_BAR_AFTER_S = 1.0
+
+_Item = TypeVar("_Item")
 
 
 def get_logger(module: str) -> logging.Logger:
     """Returns the logger of a module of this package (pass ``__name__``)."""
     return logging.getLogger(module)
+
+
+logger = get_logger(__name__)
 
 
 @cache
@@ -63,10 +70,7 @@ def configure_logging(*, rank: int = 0) -> None:
     if rank:  # otherwise each rank would repeat the warnings of other packages
         warnings.simplefilter("ignore")
         # read when these are imported
-        os.environ |= {
-            "TRANSFORMERS_VERBOSITY": "error",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
+        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 @contextmanager
@@ -84,7 +88,7 @@ def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
             return True
         return record.levelno >= (level if record.name in (module, __name__) else logging.WARNING)
 
-    details = logging.FileHandler(file, encoding="utf-8")
+    details = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     # not with a traceback of a full disk: whatever is written next says it in one line
     details.handleError = lambda record: None  # type: ignore[method-assign]
     details.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s"))
@@ -114,16 +118,6 @@ def configure_by_default(*, rank: int = 0) -> None:
     logger.handlers[0].addFilter(lambda record: not logging.getLogger().handlers)
 
 
-logger = get_logger(__name__)
-
-_FIRST_LINES_EVERY_S = 10.0
-_LINES_EVERY_S = 60.0
-_STEPS_EVERY_S = 30.0
-_BAR_AFTER_S = 1.0
-
-_Item = TypeVar("_Item")
-
-
 class Progress:
     """Counts items of ``total``, of which ``done`` were finished before; with the unit MB, it counts bytes.
     ``quiet`` is for ranks other than 0; None means quiet unless messages of this package are shown.
@@ -137,7 +131,7 @@ class Progress:
     def __init__(
         self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool | None = False
     ) -> None:
-        self._what = as_text(what)
+        self._what = what
         self.total = total
         self._unit = unit
         self._done = done

@@ -49,7 +49,13 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
     except RuntimeError as error:
         where = position() if callable(position) else position
         if match := _OF_A_WORKER.search(str(error)):
-            lost = LostRankError(_worker_message(match[1], match[2], where))
+            rank = f" of rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+            reason = match[2].strip().rstrip(".") or "exited unexpectedly"
+            lost = LostRankError(
+                f"data-loader worker {match[1].strip()}{rank} {reason}{where and ', '}{where}; often the"
+                " machine ran out of memory: lower train.num_workers. Rerun the same command to resume from"
+                " the last checkpoint"
+            )
             _sign_off(lost)
             raise lost from error
         is_ranked = dist.is_available() and "RANK" in os.environ and "MASTER_ADDR" in os.environ
@@ -57,11 +63,9 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
             _sign_off(error)
             raise
         if "EADDRINUSE" in str(error):
-            port = (
-                f"port {os.environ.get('MASTER_PORT')} of this machine is taken, most likely by another run"
-            )
             raise ConfigError(
-                f"{port}; give it another port (--master-port), or start it with torchrun --standalone"
+                f"port {os.environ.get('MASTER_PORT')} of this machine is taken, most likely by another run;"
+                " give it another port (--master-port), or start it with torchrun --standalone"
             ) from error
         raise LostRankError(_ranks_message(error, where)) from error
     except Exception as error:
@@ -104,16 +108,6 @@ def _network_sockets() -> set[int]:
                     if copy.family in (socket.AF_INET, socket.AF_INET6):
                         sockets.add(number)
     return sockets
-
-
-def _worker_message(pids: str, rest: str, where: str) -> str:
-    rank = f" of rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-    reason = rest.strip().rstrip(".") or "exited unexpectedly"
-    return (
-        f"data-loader worker {pids.strip()}{rank} {reason}{where and ', '}{where}; often the machine ran out"
-        " of memory: lower train.num_workers. Rerun the same command to resume"
-        " from the last checkpoint"
-    )
 
 
 def _ranks_message(error: RuntimeError, where: str) -> str:

@@ -1,9 +1,9 @@
-"""Names from other libraries that users may look for, each with the line to write here instead."""
+"""Names and settings of other libraries that users may look for, each with the line to write here instead."""
 
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 _LINES = {
@@ -74,6 +74,52 @@ _HOME = {name: line for names, line in _LINES.items() for name in names.split()}
 """Equivalents in this package of methods, arguments, classes and commands of other libraries, by their names
 there."""
 
+_USED_BY_OTHERS = {
+    "train.learning_rate": "lr",
+    "train.precision=bf16": "bf16",
+    "train.num_train_epochs": "epochs",
+    "train.batch_size": "per_device_train_batch_size train_batch_size",
+    "train.dev_batch_size": "per_device_eval_batch_size eval_batch_size",
+    "train.eval_per_epoch, train.eval_every_steps": "eval_strategy evaluation_strategy",
+    "train.eval_every_steps": "eval_steps",
+    "train.save_every_steps": "save_steps",
+    "train.keep_last": "save_total_limit",
+    "train.log_batch_step": "logging_steps",
+    "train.num_workers": "dataloader_num_workers",
+    "train.best_metric": "metric_for_best_model",
+    "train.lr_schedule": "lr_scheduler_type",
+    "train.hard_negatives": "train_n_passages train_group_size num_negatives",
+    "train.grad_cache_tokens": "gc_chunk_size",
+    "tracking.tensorboard, tracking.wandb": "report_to",
+    "output_dir (the same command resumes the run there), model_file": "resume_from_checkpoint",
+    "encoder.pretrained_model_cfg, model_file": "model_name_or_path model_name model",
+    "encoder.sequence_length": "max_seq_length max_length p_max_len passage_max_len",
+    "encoder.question_length": "q_max_len query_max_len",
+    "output_dir, out_file, out": "output",
+    "train_datasets": "train_file train_data train_dir",
+    "dev_datasets": "dev_file eval_file validation_file",
+    "ctx_src, ctx_datasets": "ctx_file",
+    "qa_dataset": "qa_file queries",
+    "datasets (as datasets.NAME.OPTION)": (
+        "question_col answers_col id_col special_token special_query_token query_prefix passage_prefix selector"
+    ),
+    "ctx_sources (as ctx_sources.NAME.OPTION)": "text_col title_col id_prefix",
+    "encoded_ctx_files": "encoded_ctx_file",
+    "n_docs": "n-docs top_k",
+    "indexer.kind": "hnsw_index",
+    "index_path": "save_or_load_index",
+    "seed": "random_seed",
+    "device": "device_map",
+    "device=cpu": "no_cuda",
+    "model=model.to(device)": "device",
+    "train_sets": "train_dataset train_datasets",
+    "dev_sets": "eval_dataset dev_datasets",
+    "metrics": "compute_metrics",
+    "settings": "args",
+}
+_NAMES_IN_OTHERS = {name: settings for settings, names in _USED_BY_OTHERS.items() for name in names.split()}
+"""Keys of other trainers, and flags of the first version of DPR, by the settings that do the same."""
+
 
 def refuse(arguments: Mapping[str, Any], where: str, known: Container[str] = ()) -> None:
     """Raises TypeError for all arguments that ``where`` does not have, except those that are None or
@@ -88,6 +134,13 @@ def refuse(arguments: Mapping[str, Any], where: str, known: Container[str] = ())
 def hint(name: str) -> str:
     """Returns ``: `` and the line to write in place of a name of another library; empty for other names."""
     return f": {_HOME[name]}" if name in _HOME else ""
+
+
+def name_here_of(key: str, known: Collection[str]) -> str:
+    """Returns, as a text, the settings of this job that do the same as ``key`` of another program; empty if
+    there are none."""
+    named = _NAMES_IN_OTHERS.get(key, _NAMES_IN_OTHERS.get(key.rpartition(".")[2], "")).split(", ")
+    return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
 
 
 def missing(holder: Any, name: str) -> Any:

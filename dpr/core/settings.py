@@ -29,52 +29,6 @@ from dpr.core.errors import ConfigError
 from dpr.core.other_names import hint, refuse
 from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
 
-_USED_BY_OTHERS = {
-    "train.learning_rate": "lr",
-    "train.precision=bf16": "bf16",
-    "train.num_train_epochs": "epochs",
-    "train.batch_size": "per_device_train_batch_size train_batch_size",
-    "train.dev_batch_size": "per_device_eval_batch_size eval_batch_size",
-    "train.eval_per_epoch, train.eval_every_steps": "eval_strategy evaluation_strategy",
-    "train.eval_every_steps": "eval_steps",
-    "train.save_every_steps": "save_steps",
-    "train.keep_last": "save_total_limit",
-    "train.log_batch_step": "logging_steps",
-    "train.num_workers": "dataloader_num_workers",
-    "train.best_metric": "metric_for_best_model",
-    "train.lr_schedule": "lr_scheduler_type",
-    "train.hard_negatives": "train_n_passages train_group_size num_negatives",
-    "train.grad_cache_tokens": "gc_chunk_size",
-    "tracking.tensorboard, tracking.wandb": "report_to",
-    "output_dir (the same command resumes the run there), model_file": "resume_from_checkpoint",
-    "encoder.pretrained_model_cfg, model_file": "model_name_or_path model_name model",
-    "encoder.sequence_length": "max_seq_length max_length p_max_len passage_max_len",
-    "encoder.question_length": "q_max_len query_max_len",
-    "output_dir, out_file, out": "output",
-    "train_datasets": "train_file train_data train_dir",
-    "dev_datasets": "dev_file eval_file validation_file",
-    "ctx_src, ctx_datasets": "ctx_file",
-    "qa_dataset": "qa_file queries",
-    "datasets (as datasets.NAME.OPTION)": (
-        "question_col answers_col id_col special_token special_query_token query_prefix passage_prefix selector"
-    ),
-    "ctx_sources (as ctx_sources.NAME.OPTION)": "text_col title_col id_prefix",
-    "encoded_ctx_files": "encoded_ctx_file",
-    "n_docs": "n-docs top_k",
-    "indexer.kind": "hnsw_index",
-    "index_path": "save_or_load_index",
-    "seed": "random_seed",
-    "device": "device_map",
-    "device=cpu": "no_cuda",
-    "model=model.to(device)": "device",
-    "train_sets": "train_dataset train_datasets",
-    "dev_sets": "eval_dataset dev_datasets",
-    "metrics": "compute_metrics",
-    "settings": "args",
-}
-_NAMES_IN_OTHERS = {name: settings for settings, names in _USED_BY_OTHERS.items() for name in names.split()}
-"""Keys of other trainers, and flags of the first version of DPR, by the settings that do the same."""
-
 
 def suggestion(word: str, choices: Iterable[str], *, otherwise: str = "") -> str:
     """Returns ``; did you mean a, b?`` with the choices most similar to ``word``, as a whole or by the part
@@ -90,13 +44,6 @@ def suggestion(word: str, choices: Iterable[str], *, otherwise: str = "") -> str
     near = sorted(choices, key=lambda choice: (-similarity(choice), choice))[:3]
     near = [choice for choice in near if similarity(choice) >= 0.6]
     return f"; did you mean {', '.join(near)}?" if near else otherwise
-
-
-def name_here_of(key: str, known: Collection[str]) -> str:
-    """Returns, as a text, the settings of this job that do the same as ``key`` of another program; empty if
-    there are none."""
-    named = _NAMES_IN_OTHERS.get(key, _NAMES_IN_OTHERS.get(key.rpartition(".")[2], "")).split(", ")
-    return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
 
 
 IDENTITY = "identity"
@@ -178,9 +125,9 @@ class Rule:
                 )
             if not self.range or not isinstance(item, int | float):
                 continue
+            # neither NaN, nor infinity, nor a whole number beyond every float
             holds = (
-                abs(item)
-                <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
+                abs(item) <= sys.float_info.max
                 and (self.least is None or item >= self.least)
                 and (self.most is None or item <= self.most)
                 and (self.above is None or item > self.above)
@@ -433,10 +380,10 @@ def store_name(key: str, value: str) -> str:
     return value
 
 
-def flat_values(settings: Settings, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:
+def flat_values(settings: Settings, roles: Collection[str] = ROLES) -> dict[str, Any]:
     """Returns the values of the settings whose role is one of ``roles``, including nested ones, by their
     dotted keys."""
-    return {key: leaf.value for key, leaf in leaves(settings, prefix).items() if leaf.rule.on_resume in roles}
+    return {key: leaf.value for key, leaf in leaves(settings).items() if leaf.rule.on_resume in roles}
 
 
 def type_name(kind: Any) -> str:
@@ -498,24 +445,22 @@ class Setting:
 def settings(config_class: type, prefix: str = "") -> list[Setting]:
     """Returns all settings of ``config_class`` in the order of their fields, with dotted keys and nested
     classes in place."""
-    return [entry for entry in _walk(config_class, prefix) if isinstance(entry, Setting)]
-
-
-def sections(config_class: type) -> dict[str, str]:
-    """Returns the docstrings of the nested classes by their dotted names; the root is the empty name."""
-    return dict(entry for entry in _walk(config_class, "") if isinstance(entry, tuple))
-
-
-def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:
-    yield prefix.rstrip("."), inspect.cleandoc(config_class.__doc__ or "")
-    hints = get_type_hints(config_class)
+    found: list[Setting] = []
+    hints = _type_hints(config_class)
     for item in fields(config_class):
         key = prefix + item.name
         kind = hints[item.name]
         if is_dataclass(kind) and isinstance(kind, type):
-            yield from _walk(kind, key + ".")
+            found += settings(kind, f"{key}.")
         else:
-            yield Setting(key, kind, default_of(item), config_class, rule_of(item))
+            found.append(Setting(key, kind, default_of(item), config_class, rule_of(item)))
+    return found
+
+
+def sections(config_class: type) -> dict[str, type]:
+    """Returns the nested classes by their dotted names; the root is the empty name."""
+    owners = {entry.key.rpartition(".")[0]: entry.owner for entry in settings(config_class)}
+    return {"": config_class, **owners}
 
 
 @cache  # reading a source file takes longer than all else that --help does

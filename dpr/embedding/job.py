@@ -94,11 +94,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     if config.num_shards > 1:
         source = with_store(source)
     corpus = CorpusTokens(
-        source,
-        len(rows),
-        model.tensorizer,
-        chunk_size=config.chunk_size,
-        first_row=rows.start,
+        source, len(rows), model.tensorizer, chunk_size=config.chunk_size, first_row=rows.start
     )
     num_chunks = corpus.num_chunks
     metadata = shard_metadata(model, source, config, rows)
@@ -150,11 +146,7 @@ def shard_metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig,
 
 
 def _embed_chunks(
-    model: BiEncoder,
-    corpus: CorpusTokens,
-    writer: VectorShardWriter,
-    missing: list[int],
-    config: EmbedConfig,
+    model: BiEncoder, corpus: CorpusTokens, writer: VectorShardWriter, missing: list[int], config: EmbedConfig
 ) -> tuple[int, int]:
     """Embeds the missing chunks with all ranks. Returns how many passages it embedded, and how many of them
     had no text.
@@ -175,9 +167,8 @@ def _embed_chunks(
     turns = -(-len(missing) // ranks.world_size)
     written: Future[None] = Future()
     written.set_result(None)
-    with ThreadPoolExecutor(
-        1, thread_name_prefix="write"
-    ) as pool:  # leaving it lets a write that has started finish
+    # Leaving the pool lets a write that has started finish.
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as pool:
         for turn in range(turns + 1):  # in the last one, only the last chunk is written
             done = torch.zeros(3, dtype=torch.float64)
             failure = None

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dpr.core.errors import DprError, InputError, OutputError, first_line
 from dpr.core.machine import require
 from dpr.export.store_rows import VectorRows
-from dpr.storage.outputs import lock_of, locked
+from dpr.storage.locks import lock_of, locked
 
 _MADE_OF = "dpr.made_of"
 _TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}

@@ -6,7 +6,6 @@ import codecs
 import io
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,7 @@ from dpr.formats.text_input import (
     open_input,
     without_nul,
 )
-from dpr.storage.durable import MAX_JSON_BYTES
-from dpr.storage.untrusted import STRICT, TooDeepError, describe, require_shallow
+from dpr.storage.untrusted import MAX_JSON_BYTES, STRICT, TooDeepError, describe, require_shallow
 
 _WINDOW = 2**20
 _JSON_SPACE = b" \t\r\n"
@@ -101,11 +99,6 @@ def indented_record(value: dict[str, Any]) -> str:
     it."""
     # Newlines inside strings are escaped; str.splitlines would also split at U+2028, which is not.
     return ("\n" + json.dumps(value, indent=4, ensure_ascii=False)).replace("\n", "\n    ")
-
-
-def is_finite_number(value: Any) -> bool:
-    """True if a JSON value is a number that a float can hold; JSON's integers are unbounded."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = False) -> JsonRecord:

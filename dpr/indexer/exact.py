@@ -21,10 +21,9 @@ from torch import Tensor
 
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
-from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, is_among
+from dpr.indexer.ranking import RunningTopK, SearchResult, is_among
 from dpr.indexer.registry import Index
 from dpr.indexer.vectors import (
-    ArraySource,
     VectorSource,
     as_tensor,
     blocks,
@@ -50,12 +49,7 @@ class RunningSearch:
     """
 
     def __init__(
-        self,
-        queries: np.ndarray,
-        k: int,
-        *,
-        device: torch.device | str = "cpu",
-        block_rows: int = 65536,
+        self, queries: np.ndarray, k: int, *, device: torch.device | str = "cpu", block_rows: int = 65536
     ) -> None:
         self.best = RunningTopK(len(queries), k)
         self._queries = queries
@@ -176,11 +170,7 @@ class ExactIndex(Index):
     can_filter = True
 
     def __init__(
-        self,
-        sources: Sequence[VectorSource],
-        *,
-        device: torch.device | str = "cpu",
-        block_rows: int = 65536,
+        self, sources: Sequence[VectorSource], *, device: torch.device | str = "cpu", block_rows: int = 65536
     ) -> None:
         self.sources = list(sources)
         self.dimension = common_dimension(sources)
@@ -198,19 +188,6 @@ class ExactIndex(Index):
     @property
     def num_passages(self) -> int:
         return sum(source.num_vectors for source in self.sources)
-
-    @classmethod
-    def from_arrays(
-        cls,
-        ids: Sequence[str],
-        vectors: np.ndarray,
-        *,
-        device: torch.device | str = "cpu",
-        block_rows: int = 65536,
-    ) -> ExactIndex:
-        if len(ids) != vectors.shape[0]:
-            raise ValueError(f"{len(ids)} ids for {vectors.shape[0]} vectors")
-        return cls([ArraySource(encode_ids(ids), vectors)], device=device, block_rows=block_rows)
 
     def among(self, ids: np.ndarray) -> ExactIndex:
         view = copy.copy(self)

@@ -17,7 +17,7 @@ from itertools import islice
 
 import numpy as np
 
-from dpr.formats.arrays import PackedIds, pack_ids
+from dpr.formats.packed_ids import PackedIds, pack_ids
 
 Ranking = list[tuple[str, float]]
 """Passage ids with scores, best first."""
@@ -138,11 +138,7 @@ def to_rankings(result: SearchResult) -> list[Ranking]:
 
 
 def fuse_linear(
-    first: Sequence[Ranking],
-    second: Sequence[Ranking],
-    *,
-    weight: float,
-    k: int,
+    first: Sequence[Ranking], second: Sequence[Ranking], *, weight: float, k: int
 ) -> list[Ranking]:
     """Returns the ``k`` best passages of each question by ``weight`` times the first side's normalised score
     plus ``1 - weight`` times the second's. A side of weight 0 gives no passages: they would follow those of

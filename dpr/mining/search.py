@@ -23,14 +23,15 @@ from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, StoredSource
-from dpr.formats.arrays import HashIndex
 from dpr.formats.corpora import write_passages
+from dpr.formats.id_hashes import HashIndex
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_store import open_store
-from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, decode_ids, to_rankings
-from dpr.indexer.registry import IndexChoice, IndexStore, Texts
+from dpr.indexer.registry import IndexChoice, Texts
+from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.vectors import paired_dots, take_rows
 from dpr.models.biencoder import BiEncoder

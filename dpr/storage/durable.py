@@ -24,13 +24,12 @@ from dpr.core.logs import WatchedFile, counted
 from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
-from dpr.storage.untrusted import is_below, parsed
+from dpr.storage.untrusted import MAX_JSON_BYTES, is_below, parsed
 
 MANIFEST = "manifest.json"
 _MANY_FILES = 100  # fewer are counted by their bytes
 SCHEMA = 1
 MADE_OF = "# made_of "
-MAX_JSON_BYTES = 2**29
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Messages of libraries with their own exceptions, and of numpy, whose OSError has no errno.
 _DISK_MESSAGES = re.compile(

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from dpr.core.errors import CheckpointError
 
+MAX_JSON_BYTES = 2**29
 MAX_DEPTH = 200
 """Deepest nesting of lists and objects. Parsers recurse, and any library may change how far the interpreter
 lets them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpr.core.compute_settings import PRECISIONS
 from dpr.core.errors import ConfigError
-from dpr.core.other_names import hint
+from dpr.core.other_names import hint, name_here_of
 from dpr.core.settings import (
     IDENTITY,
     MODEL,
@@ -19,7 +19,6 @@ from dpr.core.settings import (
     UPDATES,
     WARNED,
     Settings,
-    name_here_of,
     setting,
     store_name,
     suggestion,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli import arguments
-from dpr.cli.arguments import conf_folder, group_options
+from dpr.cli import keys
+from dpr.cli.keys import conf_folder, group_options
 from dpr.cli.launch import launch
 from dpr.cli.main import COMMANDS
 from dpr.core.settings import sections, settings
@@ -96,7 +96,7 @@ def test_documented_targets_and_scripts_exist() -> None:
 
 @cache
 def known_words() -> set[str]:
-    words = set(arguments.REPLACED) | {"fp16", "key"}
+    words = set(keys.REPLACED) | {"fp16", "key"}
     for command in COMMANDS.values():
         words |= {entry.key for entry in settings(command.settings_class())} | {
             name for name in sections(command.settings_class()) if name

@@ -30,12 +30,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("train", TRAINING, "encoder.lora_rank loss.teacher_temperature", "encoder.pretrained train.num_workers"),
     ("train", TRAINING | {"encoder.adapter": "lora"}, "encoder.allow_other_prompts", "encoder.lora_rank"),
     ("train", TRAINING | {"loss.kl_weight": 0.5}, "loss.margin_mse_scale", "loss.teacher_temperature"),
-    (
-        "train",
-        TRAINING | {"loss.nll_weight": 0.0},
-        "loss.guide",
-        "loss.dimensions",
-    ),
+    ("train", TRAINING | {"loss.nll_weight": 0.0}, "loss.guide", "loss.dimensions"),
     ("train", TRAINING | {"train.eval_every_steps": 9}, "train.eval_per_epoch", "train.eval_every_steps"),
     ("retrieve", {"indexer.kind": "bm25"}, "model_file encoder.pooling indexer.ef_search", "indexer.k1"),
     ("retrieve", {}, "indexer.k1 hybrid_weight hybrid_depth index_path", "model_file n_docs"),

@@ -32,13 +32,15 @@ import pytest
 
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import write_qrels, write_questions
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.qrels import write_qrels
+from dpr.formats.question_sets import write_questions
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.adapters import base_folder
 from tests.helpers.decoders import decoder_folder
+from tests.helpers.exports import question_writer
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient
 from tests.helpers.question_files import write_csv_questions
@@ -271,13 +273,8 @@ def write_train(here: Workplace, path: Path) -> None:
     write_training_set(path, samples(here)[: here.few if path.suffix == ".json" else here.rows])
 
 
-def write_short_train(here: Workplace, path: Path) -> None:
-    """For forty epochs."""
-    write_training_set(path, samples(here)[:36])
-
-
-def write_dev(here: Workplace, path: Path) -> None:
-    write_training_set(path, samples(here)[:16])
+def first_samples(count: int) -> Callable[[Workplace, Path], None]:
+    return lambda here, path: write_training_set(path, samples(here)[:count])
 
 
 def write_scored(here: Workplace, path: Path) -> None:
@@ -403,19 +400,11 @@ def make_decoder(here: Workplace, folder: Path) -> None:
 
 def make_sentence_transformer(here: Workplace, folder: Path) -> None:
     make_bert(here, folder)
-    names = {"0": ("", "Transformer"), "1": ("1_Pooling", "Pooling"), "2": ("2_Normalize", "Normalize")}
-    modules = [
-        {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for name, (path, kind) in names.items()
-    ]
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
-    pooling = {
-        "word_embedding_dimension": 48,
-        "pooling_mode_mean_tokens": True,
-        "pooling_mode_cls_token": False,
-    }
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
 
 
@@ -438,24 +427,8 @@ def make_cross_encoder(here: Workplace, folder: Path) -> None:
 
 
 def make_question_writer(here: Workplace, folder: Path) -> None:
-    from transformers import BertTokenizer, T5Config, T5ForConditionalGeneration
-
     make_bert(here, folder)
-    tokenizer = BertTokenizer(str(folder / "vocab.txt"), eos_token="[SEP]")
-    tokenizer.save_pretrained(folder)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=1,
-        num_heads=2,
-        pad_token_id=0,
-        decoder_start_token_id=0,
-        eos_token_id=VOCABULARY.index("[SEP]"),
-        initializer_factor=4.0,
-    )
-    T5ForConditionalGeneration(config).save_pretrained(folder)
+    question_writer(folder)
 
 
 def write_vocabulary(here: Workplace, path: Path) -> None:
@@ -504,9 +477,9 @@ SEARCHED = (
 GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     # Data.
     **dict.fromkeys(["train.json", "train.jsonl", "a.json", "b.json"], write_train),
-    **dict.fromkeys(["nq_train", "nq_train.jsonl"], write_short_train),
+    **dict.fromkeys(["nq_train", "nq_train.jsonl"], first_samples(36)),  # for forty epochs
     **dict.fromkeys(["web.jsonl", "faq.jsonl", "extra.jsonl"], write_train),
-    **dict.fromkeys(["dev.json", "dev.jsonl", "nq_dev", "nq_dev.json"], write_dev),
+    **dict.fromkeys(["dev.json", "dev.jsonl", "nq_dev", "nq_dev.json"], first_samples(16)),
     "my data": make_folder_of_data,
     "scored.json": write_scored,
     "faq.tsv": write_pairs,

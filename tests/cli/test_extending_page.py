@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import train as main
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -45,14 +45,7 @@ def lines(folder: str) -> list[dict[str, float]]:
 
 
 def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
-    own = [
-        "my_callbacks.py",
-        "my_data.py",
-        "my_loss.py",
-        "my_pooling.py",
-        "my_terms.py",
-        "my_validation.py",
-    ]
+    own = ["my_callbacks.py", "my_data.py", "my_loss.py", "my_pooling.py", "my_terms.py", "my_validation.py"]
     assert sorted(BLOCKS) == ["early_stopping.py", *own]
     for name, code in BLOCKS.items():
         assert len([line for line in code.splitlines() if line.strip()]) < 20, name

@@ -20,7 +20,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_questions
-from dpr.formats.results import read_trec_run
+from dpr.formats.trec_runs import read_trec_run
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.vectors import VectorSource, blocks
@@ -106,11 +106,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
     write_passages(folder / "corpus.tsv", passages)
-    asked = [
-        (f"q{row}", " ".join(rng.sample(passages[row % 40].text.split(), 4)), passages[row % 40])
-        for row in range(520)
-    ]
-    write_questions(folder / "questions.jsonl", [Question(text, key, ()) for key, text, _ in asked[:10]])
+    asked = [" ".join(rng.sample(passage.text.split(), 4)) for passage in passages[:10]]
+    write_questions(folder / "questions.jsonl", [Question(text, f"q{row}") for row, text in enumerate(asked)])
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
     embed_shard(
@@ -123,13 +120,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def retrieve(world: Path, out: Path, *more: str, vectors: bool = True) -> int:
     model = [f"model_file={world / 'model'}", f"encoded_ctx_files=[{world / 'vectors_0'}]"] if vectors else []
-    texts = [
-        f"qa_dataset={world / 'questions.jsonl'}",
-        f"ctx_datasets=[{world / 'corpus.tsv'}]",
-        "match=none",
-        "no_cuda=true",
-    ]
-    return main(["retrieve", *model, *texts, "n_docs=7", f"trec_run_file={out}", *more])
+    texts = [f"qa_dataset={world / 'questions.jsonl'}", f"ctx_datasets=[{world / 'corpus.tsv'}]"]
+    how = ["match=none", "no_cuda=true", "n_docs=7"]
+    return main(["retrieve", *model, *texts, *how, f"trec_run_file={out}", *more])
 
 
 def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
@@ -148,6 +141,14 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     capfd.readouterr()
     assert retrieve(world, tmp_path / "other.run", *own, "indexer.options.scale=2.0") == 3
     assert "was built with scale 1.0, expected 2.0" in capfd.readouterr().err
+    files = [
+        f"model_file={world / 'model'}",
+        f"ctx_src={world / 'corpus.tsv'}",
+        f"out_file={tmp_path}/vectors",
+    ]
+    assert main(["embed", *files, "out_dtype=float16", "no_cuda=true"]) == 0
+    others = f"encoded_ctx_files=[{tmp_path / 'vectors_0'}]"
+    assert retrieve(world, tmp_path / "other.run", *own, others) == 3, "the index is of other vectors"
     assert main(["verify", str(tmp_path / "index")]) == 0
     assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, (
         "a file does not make a class run"

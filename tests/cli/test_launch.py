@@ -68,34 +68,21 @@ class TestComposition:
 
     def test_dpr_recipe_has_dpr_values(self) -> None:
         train = compose("train=biencoder_nq").train
-        assert (train.batch_size, train.dev_batch_size, train.learning_rate, train.warmup_steps) == (
-            16,
-            64,
-            2e-5,
-            1237,
-        )
-        assert (train.max_grad_norm, train.num_train_epochs, train.adam_eps) == (
-            2.0,
-            40,
-            1e-8,
-        )
+        assert (train.batch_size, train.dev_batch_size, train.num_train_epochs) == (16, 64, 40)
+        assert (train.learning_rate, train.warmup_steps) == (2e-5, 1237)
+        assert (train.max_grad_norm, train.adam_eps) == (2.0, 1e-8)
 
     def test_yaml_defaults_agree_with_the_dataclasses(self) -> None:
         config, plain = compose(), TrainCommand()
         config.datasets = {}
         assert config == plain
 
-    def test_below_the_door_there_are_plain_objects(self) -> None:
-        config = compose("datasets.mine.file=x.json", "train_datasets=[a,b]")
-        assert type(config) is TrainCommand
-        assert type(config.datasets["mine"]) is dict
-        assert type(config.train_datasets) is list
-
-    def test_working_directory_stays_and_nothing_is_written(self) -> None:
+    def test_below_the_door_there_are_plain_objects_and_nothing_is_written(self) -> None:
         before = Path.cwd()
-        compose("output_dir=runs/a")
-        assert Path.cwd() == before
-        assert not list(before.iterdir())
+        config = compose("datasets.mine.file=x.json", "train_datasets=[a,b]", "output_dir=runs/a")
+        kinds = type(config), type(config.datasets["mine"]), type(config.train_datasets)
+        assert kinds == (TrainCommand, dict, list)
+        assert Path.cwd() == before and not list(before.iterdir())
 
     def test_dashed_arguments_spaces_and_stray_backslashes_are_understood(self) -> None:
         config = compose(
@@ -105,12 +92,8 @@ class TestComposition:
 
     @pytest.mark.parametrize("sign", ["", "--"])
     def test_the_space_at_the_end_of_a_prefix_is_part_of_it(self, sign: str) -> None:
-        given = {
-            "plain": "query: ",
-            "quoted": "'query: '",
-            "comma": "it's a question, so: ",
-            "none": "query:",
-        }
+        given = {"plain": "query: ", "comma": "it's a question, so: ", "none": "query:"}
+        given["quoted"] = "'query: '"
         config = compose(*(f"{sign}datasets.{name}.query_prefix={value}" for name, value in given.items()))
         found = {name: config.datasets[name]["query_prefix"] for name in given}
         assert found == given | {"quoted": "query: "}
@@ -134,14 +117,7 @@ class TestComposition:
         (tmp_path / "my conf" / "train" / "tiny.yaml").write_text("batch_size: 11\n")
         assert compose("--config-dir", "my conf", "train=tiny").train.batch_size == 11
 
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "b,c.json",
-            "it's [1].json",
-            '(1){2} "x=1".json',
-        ],
-    )
+    @pytest.mark.parametrize("name", ["b,c.json", "it's [1].json", '(1){2} "x=1".json'])
     @pytest.mark.parametrize("exists", [True, False])
     def test_a_path_needs_no_second_layer_of_quotes(self, name: str, exists: bool, tmp_path: Path) -> None:
         if exists:
@@ -156,11 +132,8 @@ class TestComposition:
         assert config.datasets["m"]["file"] == f"d/{name.replace(',', '')}"
 
     def test_lists_of_paths(self) -> None:
-        assert compose("train_datasets=[a b.json, x=1.json,'c,d.json']").train_datasets == [
-            "a b.json",
-            "x=1.json",
-            "c,d.json",
-        ]
+        given = "train_datasets=[a b.json, x=1.json,'c,d.json']"
+        assert compose(given).train_datasets == ["a b.json", "x=1.json", "c,d.json"]
         assert compose("train_datasets=a.json,b c.json").train_datasets == ["a.json", "b c.json"]
         assert compose("special_tokens=[[Q],[P]]").special_tokens == ["[Q]", "[P]"]
         assert compose("train_sampling_rates=[1,0.5]").train_sampling_rates == [1.0, 0.5]
@@ -180,22 +153,15 @@ class TestComposition:
         assert compose("output_dir=runs/${seed} b", "seed=5").output_dir == "runs/5 b"
 
     def test_catalogue_entries_keep_their_types(self) -> None:
-        entry = compose(
-            "datasets.m.file=null", "datasets.m.shuffle_positives=true", "+datasets.m.selector=3"
-        ).datasets["m"]
+        given = ["file=null", "shuffle_positives=true", "selector=3"]
+        entry = compose(*(f"datasets.m.{item}" for item in given)).datasets["m"]
         assert entry == {"file": None, "shuffle_positives": True, "selector": 3}
 
 
 class TestOldKeys:
     def test_each_warns_once_and_names_its_replacement(self, capsys: pytest.CaptureFixture[str]) -> None:
-        argv = [
-            "fp16_opt_level=O2",
-            "global_loss_buf_sz=3",
-            "local_rank=-1",
-            "--n_gpu=2",
-            "encoder.pretrained_file=null",
-            "multi_q_encoder=False",
-        ]
+        argv = ["fp16_opt_level=O2", "global_loss_buf_sz=3", "local_rank=-1", "--n_gpu=2"]
+        argv += ["encoder.pretrained_file=null", "multi_q_encoder=False"]
         compose(*argv, "global_loss_buf_sz=4")
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == len(argv)
@@ -224,20 +190,12 @@ class TestWithoutEffect:
         return capsys.readouterr().err
 
     def test_defaults_and_presets_are_not_told(self, capsys: pytest.CaptureFixture[str]) -> None:
-        for given in (
-            ["model_file=m", "dev_datasets=d.json"],
-            ["train_datasets=t.json"],
-            ["train=biencoder_nq"],
-        ):
-            assert self.told(capsys, *given) == ""
+        for given in ("model_file=m dev_datasets=d.json", "train_datasets=t.json", "train=biencoder_nq"):
+            assert self.told(capsys, *given.split()) == ""
 
     def test_a_command_line_of_training_evaluates(self, capsys: pytest.CaptureFixture[str]) -> None:
-        training = [
-            "encoder.dropout=0",
-            "train.batch_size=8",
-            "train.learning_rate=1e-5",
-            "train=biencoder_nq",
-        ]
+        training = ["encoder.dropout=0", "train.batch_size=8", "train.learning_rate=1e-5"]
+        training += ["train=biencoder_nq"]
         kept = ["train.dev_batch_size=4", "loss.temperature=0.5"]
         assert self.told(capsys, "model_file=m", "dev_datasets=d.json", *training, *kept) == (
             "warning: no effect here: encoder.dropout, train.batch_size, train.learning_rate\n"
@@ -381,21 +339,16 @@ class TestEndings:
 
         return launch("biencoder_train_cfg", TrainCommand, job, [])
 
-    def test_errors_for_a_person_have_no_traceback_and_their_own_code(
+    def test_errors_for_a_person_have_no_traceback_others_have_and_each_its_code(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert self.end(InputError("not JSON", file="a.jsonl", line=4)) == 3
         assert capsys.readouterr().err == "error: a.jsonl:4: not JSON\n"
         assert self.end(DivergedError("loss is nan")) == 4
-
-    def test_other_errors_show_where_they_happened(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.end(KeyboardInterrupt()) == 130
         assert self.end(RuntimeError("boom")) == 1
         message = capsys.readouterr().err
-        assert "Traceback" in message
-        assert "boom" in message
-
-    def test_interrupt(self) -> None:
-        assert self.end(KeyboardInterrupt()) == 130
+        assert "Traceback" in message and "boom" in message
 
 
 class TestHelp:
@@ -407,13 +360,8 @@ class TestHelp:
         text = capsys.readouterr().out
         assert [key for key in KEYS if key not in text] == []
         assert "Questions per step and rank." in text
-        for metadata in (
-            "(fp32|bf16|fp16)",
-            "(number, seconds, at least 1)",
-            "(number, above 0)",
-            "(cls|mean|last|weighted_mean|idf|idf_sqrt|module:Class)",
-        ):
-            assert metadata in text
+        assert "(fp32|bf16|fp16)" in text and "(number, seconds, at least 1)" in text
+        assert "(number, above 0)" in text and "|idf_sqrt|module:Class)" in text
         assert "biencoder_default, biencoder_local, biencoder_nq" in text
         assert max(map(len, text.splitlines())) <= 140
 

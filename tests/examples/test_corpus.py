@@ -12,8 +12,9 @@ import pytest
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import read_passages
-from dpr.formats.documents import name_as_words
-from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.documents.document import name_as_words
+from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_questions
 from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.storage.durable import verify_folder
 from examples.docstring_corpus.__main__ import main
@@ -57,22 +58,17 @@ def test_no_module_is_in_two_splits() -> None:
     assert 100 <= sizes["dev"] <= 115 and 200 <= sizes["test"] <= 230 and sizes["train"] > 1600
 
 
-def test_a_new_group_leaves_the_train_groups_of_the_others_in_place() -> None:
+def test_groups_stay_together_and_small_sets_are_not_used_up() -> None:
     groups = [f"g{row % 100}" for row in range(1000)]
     before = split_by_group(groups, {"test": 100}, seed=3)
     after = split_by_group([*groups, *["new"] * 5], {"test": 100}, seed=3)
     moved = {group for group, old, new in zip(groups, before, after, strict=False) if old != new}
     assert len(moved) <= 1  # the group at the border, if the new one came before it
     assert split_by_group(groups, {"test": 100}, seed=4) != before
-
-
-def test_large_groups_stay_in_train_and_small_sets_are_not_used_up() -> None:
-    groups = ["large"] * 500 + [f"small{row}" for row in range(500)]
-    splits = split_by_group(groups, {"test": 100, "dev": 50}, seed=0)
-    assert set(splits[:500]) == {TRAIN}
-    assert splits.count("test") == 100 and splits.count("dev") == 50
-    few = split_by_group([f"g{row}" for row in range(9)], {"test": 100, "dev": 100}, seed=0)
-    assert few.count("test") == 3 and few.count("dev") == 3 and few.count(TRAIN) == 3
+    splits = split_by_group(["large"] * 500 + groups[:500], {"test": 100, "dev": 50}, seed=0)
+    assert set(splits[:500]) == {TRAIN} and (splits.count("test"), splits.count("dev")) == (100, 50)
+    few = split_by_group(groups[:9], {"test": 100, "dev": 100}, seed=0)
+    assert [few.count(split) for split in ("test", "dev", TRAIN)] == [3, 3, 3]
 
 
 def test_hard_negatives_are_never_the_positive_nor_its_text() -> None:
@@ -105,13 +101,8 @@ def test_names_become_words() -> None:
 
 def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_path: Path) -> None:
     def prepare(name: str, **options: int) -> dict[str, int]:
-        return prepare_docstrings(
-            tmp_path / name,
-            packages=["fsspec", "hydra", "jinja2"],
-            num_dev=50,
-            num_test=100,
-            **options,
-        )
+        packages = ["fsspec", "hydra", "jinja2"]
+        return prepare_docstrings(tmp_path / name, packages=packages, num_dev=50, num_test=100, **options)
 
     counts = prepare("first", processes=1)
     prepare("second", processes=2)
@@ -160,18 +151,15 @@ def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_p
         prepare("first", seed=1)
 
 
-def test_the_command_prints_counts_and_refuses_unknown_packages(
+def test_the_command_prints_counts_and_refuses_unknown_packages_and_too_few_docstrings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(InputError, match="do not suffice"):
+        prepare_docstrings(tmp_path / "data", packages=["typing_extensions"], num_dev=1, num_test=1)
+    with pytest.raises(ConfigError, match="--packages websites: no Python source of that name"):
+        main(["--packages", "websites", "--out", str(tmp_path / "x")])
+    assert list(tmp_path.iterdir()) == []
     arguments = "--packages hydra omegaconf --dev 20 --test 20 --processes 1 --out".split()
     assert main([*arguments, str(tmp_path / "data")]) == 0
     assert "train questions" in capsys.readouterr().out
     assert (tmp_path / "data" / "corpus.tsv").is_file()
-    with pytest.raises(ConfigError, match="--packages websites: no Python source of that name"):
-        main(["--packages", "websites", "--out", str(tmp_path / "x")])
-
-
-def test_too_few_docstrings_are_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="do not suffice"):
-        prepare_docstrings(tmp_path / "data", packages=["typing_extensions"], num_dev=1, num_test=1)
-    assert list(tmp_path.iterdir()) == []

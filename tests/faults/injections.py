@@ -52,31 +52,33 @@ def _at_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
     return count
 
 
-def _before(
-    owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True
+def _around(
+    owner: Any, name: str, action: Callable[[], None], when: Callable[..., bool], *, first: bool
 ) -> None:
     real = getattr(owner, name)
 
     def replaced(*arguments: Any, **options: Any) -> Any:
-        if when(*arguments):
+        is_due = when(*arguments)
+        if is_due and first:
             action()
-        return real(*arguments, **options)
+        result = real(*arguments, **options)
+        if is_due and not first:
+            action()
+        return result
 
     setattr(owner, name, replaced)
+
+
+def _before(
+    owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True
+) -> None:
+    _around(owner, name, action, when, first=True)
 
 
 def _after(
     owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True
 ) -> None:
-    real = getattr(owner, name)
-
-    def replaced(*arguments: Any, **options: Any) -> Any:
-        result = real(*arguments, **options)
-        if when(*arguments):
-            action()
-        return result
-
-    setattr(owner, name, replaced)
+    _around(owner, name, action, when, first=False)
 
 
 def _is_checkpoint(*paths: Any) -> bool:
@@ -195,6 +197,27 @@ def tell_weights() -> None:
     BiEncoderTrainer.train = train  # type: ignore[method-assign]
 
 
+def tell_times() -> None:
+    """Prints when training ends how long it took, and its saves."""
+    save, train = checkpointing.CheckpointFolder.save, BiEncoderTrainer.train
+    taken = list[float]()
+
+    def timed_save(*arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        found = save(*arguments, **options)
+        taken.append(time.perf_counter() - start)
+        return found
+
+    def timed_train(self: BiEncoderTrainer) -> Any:
+        start = time.perf_counter()
+        found = train(self)
+        print(f"times: {time.perf_counter() - start:.2f} s, of which {len(taken)} saves {sum(taken):.2f} s")
+        return found
+
+    checkpointing.CheckpointFolder.save = timed_save  # type: ignore[method-assign]
+    BiEncoderTrainer.train = timed_train  # type: ignore[method-assign]
+
+
 def tell_rows() -> None:
     """Prints the rows of each batch as they are collated; wants ``train.num_workers=0``."""
     from dpr.data.loader import PoolDataset
@@ -209,53 +232,45 @@ def tell_rows() -> None:
     PoolDataset.__getitem__ = item  # type: ignore[method-assign]
 
 
-def full_disk(from_save: int, saves: int) -> None:
-    """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing
-    more fails as on a full disk."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    real = checkpointing.durable_folder
-    calls = [0]
+def _in_saves(first: int, count: int, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Calls ``begin`` before each of ``count`` saves from number ``first`` on, and ``end`` after it."""
+    real, calls = checkpointing.durable_folder, [0]
 
     @contextlib.contextmanager
-    def limited(*arguments: Any, **options: Any) -> Iterator[Any]:
+    def faulty(*arguments: Any, **options: Any) -> Iterator[Any]:
         calls[0] += 1
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if from_save <= calls[0] < from_save + saves:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        if first <= calls[0] < first + count:
+            begin()
         try:
             with real(*arguments, **options) as folder:
                 yield folder
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            end()
 
-    checkpointing.durable_folder = limited
+    checkpointing.durable_folder = faulty
+
+
+def full_disk(from_save: int, saves: int) -> None:
+    """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing
+    more fails as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int) -> Callable[[], None]:
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+    _in_saves(from_save, saves, limit(4096), limit(soft))
 
 
 def failing_flush(from_save: int, saves: int) -> None:
     """The disk reports an error when the files of the ``from_save``-th and the following saves are
     flushed."""
-    real_folder = checkpointing.durable_folder
     real = os.fsync
-    calls = [0]
-    is_failing = [False]
-
-    @contextlib.contextmanager
-    def failing(*arguments: Any, **options: Any) -> Iterator[Any]:
-        calls[0] += 1
-        is_failing[0] = from_save <= calls[0] < from_save + saves
-        try:
-            with real_folder(*arguments, **options) as folder:
-                yield folder
-        finally:
-            is_failing[0] = False
 
     def fsync(descriptor: int) -> None:
-        if is_failing[0]:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    checkpointing.durable_folder = failing
-    os.fsync = fsync
+    _in_saves(from_save, saves, lambda: setattr(os, "fsync", fsync), lambda: setattr(os, "fsync", real))
 
 
 def late_start(seed: int) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from tests.helpers.patience import patient
 from tests.helpers.processes import Served
 from tests.helpers.tiny import training_folder
@@ -32,13 +32,8 @@ RANK_TIMEOUT_S = round(patient(20 / 3))
 Injection = tuple[str, dict[str, Any]]
 
 
-def make_workplace(folder: Path) -> Path:
-    """A tiny encoder and tiny data: 48 questions, 12 updates in two epochs, a checkpoint every second."""
-    return training_folder(folder, train=48, dev=6)
-
-
 def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:
-    """Command line of a run."""
+    """Command line of a run: of 48 questions, 12 updates in two epochs, a checkpoint every second."""
     return [
         f"train_datasets=[{workplace / 'train.json'}]",
         f"dev_datasets=[{workplace / 'dev.json'}]",
@@ -133,8 +128,8 @@ class Run:
 class Workshop:
     """One folder of data and the runs made with it."""
 
-    def __init__(self, folder: Path, server: Served) -> None:
-        self.folder, self.server = make_workplace(folder), server
+    def __init__(self, folder: Path, server: Served, *, train: int = 48, dev: int = 6) -> None:
+        self.folder, self.server = training_folder(folder, train=train, dev=dev), server
         self._runs = 0
 
     def start(
@@ -186,7 +181,7 @@ def free_port() -> int:
 def saved_steps(output_dir: Path) -> list[int]:
     """Steps of the checkpoints in a run's folder, newest first."""
     return [
-        int(folder.name.rpartition("step")[2]) for folder in checkpoints.checkpoint_folders(output_dir, NAME)
+        int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(output_dir, NAME)
     ]
 
 
@@ -208,7 +203,7 @@ def state_hash(folder: Path, *, best: bool = True) -> str:
 
 def final_hash(output_dir: Path) -> str:
     """``state_hash`` of the last checkpoint of a finished run, with the metrics it reports."""
-    newest = checkpoints.checkpoint_folders(output_dir, NAME)[0]
+    newest = run_folders.checkpoint_folders(output_dir, NAME)[0]
     return (
         f"{newest.name} {state_hash(newest)}"
         f" {hashlib.sha256((output_dir / 'metrics.json').read_bytes()).hexdigest()}"

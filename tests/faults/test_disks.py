@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from dpr.formats.checkpoints import checkpoint_folders
-from dpr.storage.durable import verify_folder
+from dpr.formats.run_folders import checkpoint_folders
+from dpr.storage.durable import durable_file, durable_folder, verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, final_hash, saved_steps, state_hash
 
@@ -75,3 +79,28 @@ def test_no_place_to_write(case: Case, workshop: Workshop) -> None:
             assert run.wait() == [REFUSED, REFUSED], run.text
             assert f"error: {output_dir}: cannot be written (" in run.rank_text(0)
             assert "step 1/" not in run.text
+
+
+def test_what_gets_its_name_has_been_flushed_and_then_the_folder_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may lose what was written and not flushed."""
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+
+    def checked(rename: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def renamed(source: Path, target: Path) -> None:
+            assert {path.stat().st_ino for path in (source, *source.rglob("*"))} <= set(flushed), source
+            rename(source, target)
+
+        return renamed
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, checked(getattr(os, name)))
+    with durable_folder(tmp_path / "run") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a").write_text("a")
+    assert flushed[-1] == tmp_path.stat().st_ino
+    with durable_file(tmp_path / "file", note={"made": "of this"}) as file:
+        file.write("b")
+    assert flushed[-1] == tmp_path.stat().st_ino

@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.faults.conftest import Case
 from tests.faults.runs import REPOSITORY, Workshop, arguments, environment, final_hash, free_port, saved_steps
 from tests.helpers.patience import patient
+from tests.helpers.processes import launcher_environment
 
 WITH_INJECTIONS = str(REPOSITORY / "tests" / "faults" / "with_injections.py")
 
@@ -32,12 +34,7 @@ def launched(
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *launcher, WITH_INJECTIONS, *arguments(workshop.folder, output_dir)],
-            env={
-                **os.environ,
-                **environment(workshop.folder),
-                "DPR_TEST_INJECTIONS": injections,
-                **variables,
-            },
+            env=os.environ | environment(workshop.folder) | {"DPR_TEST_INJECTIONS": injections} | variables,
             cwd=REPOSITORY,
             stdout=out,
             stderr=out,
@@ -64,6 +61,14 @@ def workers_of(pid: int) -> list[int]:
     except OSError:
         return []
     return [grandchild for child in children for grandchild in [*workers_of(child), child]]
+
+
+def living(pids: list[int], *, within_s: float) -> list[int]:
+    """Those that live on for so long."""
+    deadline = time.monotonic() + within_s
+    while (left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_s: float = 60) -> None:
@@ -133,7 +138,7 @@ def test_restart_in_place(case: Case, workshop: Workshop, undisturbed: dict[int,
 def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(3, fast=0):
         with trial:
-            slow = json.dumps([["slow_steps", {"seconds": 4.0}]])
+            slow = json.dumps([["slow_steps", {"seconds": patient(4 / 3)}]])  # a second start takes less
             with launched(workshop, trial.output_dir, *torchrun(), injections=slow) as (process, log):
                 wait_for(log, r"step 1/", process)
                 ranks = workers_of(process.pid)
@@ -142,11 +147,8 @@ def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dic
                 second = workshop.run(trial.output_dir)
                 assert second.wait() == [3, 3], second.text
                 assert "another run is writing here" in second.rank_text(0)
-                deadline = time.monotonic() + 20
-                while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
-                    time.sleep(0.1)
+                assert not living(ranks, within_s=20)
                 assert "stopped: the launcher has ended; saved at step" in log.read_text()
-                assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
 
@@ -165,10 +167,7 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
                 ranks = workers_of(process.pid)
                 assert process.wait(timeout=patient(60)) != 0
                 # a rank's data loaders look for their parent every few seconds
-                deadline = time.monotonic() + 60
-                while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
-                    time.sleep(0.1)
-                assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
+                assert not living(ranks, within_s=60)
             assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
@@ -178,25 +177,13 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
 def test_a_group_leaves(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(40, fast=0):
         with trial:
-            port, command = (
-                str(free_port()),
-                [sys.executable, WITH_INJECTIONS, *arguments(workshop.folder, trial.output_dir)],
-            )
-            variables = {
-                **os.environ,
-                **environment(workshop.folder),
-                "DPR_TEST_INJECTIONS": "[]",
-                "WORLD_SIZE": "2",
-            }
-            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            port = free_port()
+            command = [sys.executable, WITH_INJECTIONS, *arguments(workshop.folder, trial.output_dir)]
+            variables = os.environ | environment(workshop.folder) | {"DPR_TEST_INJECTIONS": "[]"}
+            pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
             ranks = [
                 subprocess.Popen(
-                    command,
-                    env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    cwd=REPOSITORY,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
+                    command, env=variables | launcher_environment(rank, 2, port), cwd=REPOSITORY, **pipes
                 )
                 for rank in range(2)
             ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -130,12 +130,8 @@ def test_a_worker_dies(case: Case, workshop: Workshop, undisturbed: dict[int, st
 def test_nothing_is_left_running(workshop: Workshop) -> None:
     """After all of the above: no process of a run, no data-loader worker."""
     deadline = time.monotonic() + 10
-    while (left := children_of(workshop.server.pid)) and time.monotonic() < deadline:
+    children = Path(f"/proc/{workshop.server.pid}/task/{workshop.server.pid}/children")
+    while (left := children.read_text().split()) and time.monotonic() < deadline:
         workshop.server.ask({"do": "poll", "pids": []})
         time.sleep(0.1)
     assert not left
-
-
-def children_of(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [child for child in map(int, file.read().split()) if os.path.exists(f"/proc/{child}")]

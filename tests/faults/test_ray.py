@@ -51,12 +51,9 @@ def cluster(gate: Path) -> Iterator[Any]:
     """Two nodes with a CPU each; the second may be killed. Its address is in $RAY_ADDRESS."""
     pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "disabled",
-            "OMP_NUM_THREADS": "1",
-        }.items():
-            patched.setenv(name, value)
+        for name, value in (("USAGE_STATS_ENABLED", "0"), ("AUTH_MODE", "disabled")):
+            patched.setenv(f"RAY_{name}", value)
+        patched.setenv("OMP_NUM_THREADS", "1")
         patched.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ["PYTHONPATH"]]))
         from ray.cluster_utils import Cluster
 
@@ -92,13 +89,9 @@ def world(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embedding(folder: Path, out: str) -> list[str]:
-    inputs = [
-        f"model_file={folder / 'model'}",
-        f"ctx_src={folder / 'corpus.tsv'}",
-        f"out_file={folder / out}",
-        "no_cuda=true",
-    ]
-    return ["embed", *inputs, f"encoder.pooling={POOLING}", f"chunk_size={CHUNK}", f"num_shards={SHARDS}"]
+    inputs = [f"model_file={folder}/model", f"ctx_src={folder}/corpus.tsv", f"out_file={folder / out}"]
+    how = [f"encoder.pooling={POOLING}", f"chunk_size={CHUNK}", f"num_shards={SHARDS}", "no_cuda=true"]
+    return ["embed", *inputs, *how]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -6,13 +6,16 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from dpr.storage import locks
 from dpr.storage.leftovers import this_process
-from dpr.storage.outputs import LOCK_FILE, STALE_AFTER_S
+from dpr.storage.locks import LOCK_FILE, STALE_AFTER_S, locked
 from tests.faults.conftest import Case
 from tests.faults.runs import Workshop, final_hash
+from tests.helpers.serving import wait_until
 
 REFUSED = 3
 
@@ -115,3 +118,12 @@ def test_a_rank_that_was_left_over(case: Case, workshop: Workshop, undisturbed: 
             first.kill()
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
+
+
+def test_a_lock_shows_other_machines_that_its_holder_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "TOUCH_EVERY_S", 0.01)
+    with locked(tmp_path):
+        os.utime(tmp_path / LOCK_FILE, (0, 0))
+        wait_until(lambda: (tmp_path / LOCK_FILE).stat().st_mtime > 0)

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dpr.cli.arguments import check_keys, conf_folder, parse
+from dpr.cli.arguments import parse
+from dpr.cli.keys import check_keys, conf_folder
 from dpr.cli.main import COMMANDS
 from dpr.core.settings import settings
 

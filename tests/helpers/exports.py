@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, T5Config
+from transformers import AutoTokenizer, BertTokenizer, T5Config, T5ForConditionalGeneration
 
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
@@ -101,6 +101,19 @@ def decoder(folder: Path, **settings: Any) -> BiEncoder:
     return lively(
         BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0)
     )
+
+
+def question_writer(folder: Path) -> Path:
+    """A T5 of one layer for the vocabulary in the folder, with random weights so large that what it writes
+    depends on what it reads."""
+    tokenizer = BertTokenizer(str(folder / "vocab.txt"), eos_token="[SEP]")
+    tokenizer.save_pretrained(folder)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    tokens = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=len(tokenizer), initializer_factor=4.0, **sizes, **tokens)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
 
 
 def t5(folder: Path, **settings: Any) -> BiEncoder:

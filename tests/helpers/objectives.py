@@ -173,12 +173,7 @@ def embedding(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tenso
     return total
 
 
-TERMS = {
-    "nll_weight": nll,
-    "symmetric_weight": symmetric,
-    "kl_weight": kl,
-    "margin_mse_weight": margin_mse,
-}
+TERMS = {"nll_weight": nll, "symmetric_weight": symmetric, "kl_weight": kl, "margin_mse_weight": margin_mse}
 
 
 def objective(pool: PlainPool, settings: dict[str, Any]) -> Tensor:

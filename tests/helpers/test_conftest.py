@@ -6,39 +6,17 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.architecture.source_files import REPOSITORY
 from tests.helpers import slow_tests
 from tests.helpers.processes import run_on_ranks
 
 
-def test_connections_to_other_machines_are_refused() -> None:
-    # 192.0.2.0/24 is reserved for documentation: nothing would answer even if the guard failed.
-    with pytest.raises(OSError, match="may not use the network"):
-        socket.create_connection(("192.0.2.1", 80), timeout=0.1)
-    with socket.socket() as other, pytest.raises(OSError, match="may not use the network"):
-        other.connect_ex(("192.0.2.1", 80))
-
-
-def test_processes_that_tests_start_are_refused_too() -> None:
-    code = (
-        "import socket\ntry: socket.create_connection(('192.0.2.1', 80), timeout=0.1)\nexcept OSError as"
-        " error: print(error)"
-    )
-    environment = os.environ | {"HF_HUB_OFFLINE": "0"}
-    for command in (
-        [sys.executable, "-c", code],
-        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"],
-    ):
-        result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        assert "may not use the network" in result.stdout
-    assert run_on_ranks(_try_to_connect, 2, join=False) == [True, True]
-
-
-def _try_to_connect() -> bool:
+def _refused() -> bool:
+    """192.0.2.0/24 is reserved for documentation: nothing would answer even if the guard failed."""
     try:
         socket.create_connection(("192.0.2.1", 80), timeout=0.1)
     except OSError as error:
@@ -46,20 +24,30 @@ def _try_to_connect() -> bool:
     return False
 
 
-def test_datagrams_are_refused() -> None:
+def test_connections_to_other_machines_are_refused_in_forks_too_and_loopback_works() -> None:
+    assert _refused() and run_on_ranks(_refused, 2, join=False) == [True, True]
+    with socket.socket() as other, pytest.raises(OSError, match="may not use the network"):
+        other.connect_ex(("192.0.2.1", 80))
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
         pytest.raises(OSError, match="may not use the network"),
     ):
         sender.sendto(b"x", ("192.0.2.1", 53))
-
-
-def test_loopback_works() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname(), timeout=5),
     ):
         pass
+
+
+def test_processes_of_processes_that_tests_start_are_refused_too() -> None:
+    code = "from tests.helpers.test_conftest import _refused; assert _refused()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "0",
+        "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{REPOSITORY}",
+    }
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_hugging_face_is_offline() -> None:
@@ -75,6 +63,6 @@ def test_torch_is_handed_on_as_it_was_found(_time: int) -> None:
 def test_what_is_listed_as_slow_is_a_test() -> None:
     for node in slow_tests.FILE.read_text().split():
         file, _, name = node.partition("::")
-        assert f"def {name}(" in (Path(slow_tests.FILE).parents[1] / file).read_text(), node
+        assert f"def {name}(" in (REPOSITORY / file).read_text(), node
     assert slow_tests.is_slow("tests/cli/test_main.py::test_x[1]")
     assert not slow_tests.is_slow("tests/unit/test_new.py::test_x")

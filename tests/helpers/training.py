@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import current_ranks
+from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
 from dpr.data.collator import Collator
 from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
+from dpr.training.step import Step
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import ListSource, make_samples
 
@@ -108,9 +109,27 @@ class KilledAt(Callback):
             raise KeyboardInterrupt
 
 
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {
+        name: full_tensor(parameter.grad).to_dense().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> dict[str, Tensor]:
+    """Loss, number correct and gradient of one optimizer step, as every rank of a group sees them."""
+    loss, correct, questions = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+    for number, batch in enumerate(batches, 1):
+        result = step(batch, num_pools=len(batches), is_last=number == len(batches))
+        loss, correct, questions = loss + result.loss, correct + result.num_correct, questions + len(batch)
+    sums = {"loss": sum_over_ranks(loss) / sum_over_ranks(questions), "correct": sum_over_ranks(correct)}
+    return {**sums, **gradients(model)}
+
+
 def newest(run: Path) -> Path:
     """The last checkpoint of a run."""
-    return checkpoints.checkpoint_folders(run, "dpr_biencoder")[0]
+    return run_folders.checkpoint_folders(run, "dpr_biencoder")[0]
 
 
 def stored(run: Path) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.core.settings import drop_unused
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets, run
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
@@ -34,6 +34,7 @@ from tests.helpers.training import Curve, trainer_of
 
 STEPS, BATCH, WARMUP, RATE, CLIP, DECAY = 20, 4, 5, 1e-3, 2.0, 0.01
 WINDOW = 24
+RANKED = {"max_qs": 5, "hard_neg": 2, "other_neg": 2}
 
 
 class Original:
@@ -172,23 +173,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(folder: Path, **changes: Any) -> TrainCommand:
-    train = TrainNode(
-        batch_size=BATCH,
-        dev_batch_size=4,
-        hard_negatives=1,
-        other_negatives=1,
-        num_train_epochs=1,
-        learning_rate=RATE,
-        warmup_steps=WARMUP,
-        weight_decay=DECAY,
-        max_grad_norm=CLIP,
-        log_batch_step=1,
-        eval_per_epoch=0,
-        num_workers=0,
-        val_av_rank_max_qs=5,
-        val_av_rank_hard_neg=2,
-        val_av_rank_other_neg=2,
-    )
+    given = {"batch_size": BATCH, "dev_batch_size": 4, "hard_negatives": 1, "other_negatives": 1}
+    given |= {"learning_rate": RATE, "warmup_steps": WARMUP, "weight_decay": DECAY, "max_grad_norm": CLIP}
+    given |= {"num_train_epochs": 1, "log_batch_step": 1, "eval_per_epoch": 0, "num_workers": 0}
+    given |= {f"val_av_rank_{name}": count for name, count in RANKED.items()}
+    train = TrainNode(**given)
     changes = changes or {"train_datasets": [str(folder / "train.json")]}
     config = TrainCommand(
         model_file=str(folder / "x.cp"),

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from dpr.core.batch import BiEncoderBatch
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import TowerOptions
 from dpr.training import grad_cache
 from dpr.training.assembly import BiEncoderTrainer
+from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Curve, StopAfter, assert_near, assert_same_bits, make_trainer
 
@@ -112,3 +114,26 @@ def test_a_resumed_run_has_the_loss_scale_it_had(tmp_path: Path) -> None:
     again.resume()
     again.checkpoints.lock.release()
     assert again.step.scaler.state_dict() == first.step.scaler.state_dict()
+
+
+def seeds_of(folder: Path, output_dir: Path) -> list[int]:
+    """The seed of dropout in every micro-batch of this rank."""
+    sets, seen = [ListSource(make_samples(32))], list[int]()
+    options = {"global_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 2}
+    job = make_trainer(tiny_model(folder), sets, [], output_dir, **options)
+    real = job.forward_backward
+
+    def noted(batch: BiEncoderBatch, number: int) -> Any:
+        result = real(batch, number)
+        seen.append(torch.initial_seed())
+        return result
+
+    job.forward_backward = noted  # type: ignore[method-assign]
+    job.train()
+    return seen
+
+
+def test_dropout_is_another_one_in_every_step_micro_batch_and_rank_and_the_same_again(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    first, again = (run_on_ranks(seeds_of, 2, folder, tmp_path / name) for name in ("first", "again"))
+    assert first == again and len({seed for of_rank in first for seed in of_rank}) == 2 * 2 * 2

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import current_ranks, sum_over_ranks
+from dpr.core.distributed import current_ranks
 from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
@@ -35,6 +35,7 @@ from dpr.training.teacher import ModelTeacher, StoredTeacher
 from tests.helpers.objectives import PlainPool, num_correct, objective
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import gradients, taken
 
 POOL, NUM_HARD, NUM_OTHER = 8, 2, 1
 # Sums of float64 in another order; the gradients themselves are of order 1.
@@ -147,21 +148,7 @@ def gradient_of(
         model, parallel = make_parallel(folder, name in NORMALIZED, packed)
         step = DirectStep(parallel, loss, ranks=ranks, device=CPU)
     model.zero_grad()
-    result = step(
-        pool_batch(model.tensorizer, ranks.rank, ranks.world_size),
-        num_pools=1,
-        is_last=True,
-    )
-    gradient = {
-        key: parameter.grad.clone()
-        for key, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-    return {
-        "loss": sum_over_ranks(result.loss) / POOL,
-        "correct": sum_over_ranks(result.num_correct),
-        **gradient,
-    }
+    return taken(step, model, [pool_batch(model.tensorizer, ranks.rank, ranks.world_size)])
 
 
 WAYS = {
@@ -219,10 +206,8 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
             pool.taught = questions, None if name in QUESTIONS_TAUGHT else slots
     value = objective(pool, OBJECTIVES[name])
     value.backward()
-    gradient = {
-        key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None
-    }
-    return {"loss": value.detach(), "correct": torch.tensor(num_correct(pool, OBJECTIVES[name])), **gradient}
+    correct = torch.tensor(num_correct(pool, OBJECTIVES[name]))
+    return {"loss": value.detach(), "correct": correct, **gradients(model)}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
+from dpr.core.distributed import current_ranks
 from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row
@@ -28,7 +28,7 @@ from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import assert_near
+from tests.helpers.training import assert_near, taken
 
 POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 12, 2, 1, 2
 # Sums of float64 in another order; the gradients themselves are of order 1.
@@ -110,20 +110,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
         grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none")
     )
     step = make_step(model, loss_function, compute, ranks=ranks, device=torch.device("cpu"))
-    loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for pool in range(ACCUMULATION):
-        result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
-        loss, correct = loss + result.loss, correct + result.num_correct
-    gradient = {
-        name: full_tensor(parameter.grad).to_dense().clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-    return {
-        "loss": sum_over_ranks(loss) / (POOL * ACCUMULATION),
-        "correct": sum_over_ranks(correct),
-        **gradient,
-    }
+    return taken(step, model, [dataset[1, pool] for pool in range(ACCUMULATION)])
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -10,20 +10,20 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from dpr.cli.main import main
 from dpr.core.records import Passage
-from dpr.formats.checkpoints import read_tensors, resolve_checkpoint
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.retriever import Retriever
 from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.training import assert_same_bits, stored
 
 QUERY, PASSAGE, WEB = "ca ce ", "ci co ", "cu da "
 PROMPTS = [f"encoder.query_prompt={QUERY}", f"encoder.passage_prompt={PASSAGE}", f"encoder.prompts.web={WEB}"]
@@ -68,10 +68,6 @@ def train(folder: Path, run: str, *more: str, entry: str, store: str = "auto") -
     return main(["train", *names, *model, *sets, *TRAINING, *more])
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return read_tensors(resolve_checkpoint(run), "model.safetensors")
-
-
 def metrics(run: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
@@ -86,32 +82,42 @@ def embed(folder: Path, run: str, out: str, *more: str) -> np.ndarray:
     return np.concatenate([vectors for _, vectors in open_shards([f"{folder / out}_0"])[0].chunks()])
 
 
+def retrieve(folder: Path, run: str, shards: str, *more: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code, and the questions with their hits."""
+    given = {
+        "model_file": folder / run,
+        "encoded_ctx_files": f"[{folder / shards}_0]",
+        "ctx_datasets": f"[{folder / 'corpus.tsv'}]",
+        "out_file": folder / f"{run}.json",
+        "search_folder": folder / run,
+        "qa_dataset": "q",
+    }
+    words = [f"{key}={value}" for key, value in given.items()]
+    code = main(["retrieve", *words, "n_docs=5", "device=cpu", "match=none", *more])
+    return code, [] if code else json.loads((folder / f"{run}.json").read_text())
+
+
+def searched(folder: Path, found: list[dict[str, Any]]) -> None:
+    """A search in the folder finds what retrieval found."""
+    hits = Retriever.open(folder, device="cpu").search(found[0]["question"], 5)
+    assert [hit.passage.id for hit in hits] == [hit["id"] for hit in found[0]["ctxs"]]
+
+
 @pytest.fixture(scope="module")
 def vectors(folder: Path) -> np.ndarray:
     return embed(folder, "prompted", "vectors")
 
 
 def test_training_and_validation_are_those_of_the_prefixes(folder: Path) -> None:
-    ours, theirs = weights(folder / "prompted"), weights(folder / "prefixed")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_bits(stored(folder / "prompted"), stored(folder / "prefixed"))
     assert metrics(folder / "prompted") == metrics(folder / "prefixed") != []
 
 
 def test_the_token_store_gives_what_the_text_gives(folder: Path) -> None:
-    assert (
-        train(
-            folder,
-            "direct",
-            *PROMPTS[:2],
-            "encoder.prompts={web: '" + WEB + "'}",
-            entry="prompt: web",
-            store="off",
-        )
-        == 0
-    )
+    web = "encoder.prompts={web: '" + WEB + "'}"
+    assert train(folder, "direct", *PROMPTS[:2], web, entry="prompt: web", store="off") == 0
     assert train(folder, "stored", *PROMPTS, entry="prompt: web") == 0
-    direct, stored = (weights(folder / name) for name in ("direct", "stored"))
-    assert all(torch.equal(direct[name], stored[name]) for name in direct)
+    assert_same_bits(stored(folder / "stored"), stored(folder / "direct"))
 
 
 def test_embedding_retrieval_and_search_apply_them(folder: Path, vectors: np.ndarray) -> None:
@@ -123,38 +129,11 @@ def test_embedding_retrieval_and_search_apply_them(folder: Path, vectors: np.nda
     np.testing.assert_array_equal(vectors, embed(folder, "prefixed", "by_hand_vectors", *corpus))
     # a prefix that repeats the prompt
     np.testing.assert_array_equal(vectors, embed(folder, "prompted", "repeated", *corpus))
-    found = {}
-    for run, shards, options in (
-        ("prompted", "vectors", ""),
-        ("prefixed", "by_hand_vectors", f", query_prefix: '{QUERY}'"),
-    ):
-        arguments = [
-            f"model_file={folder / run}",
-            f"encoded_ctx_files=[{folder / shards}_0]",
-            f"ctx_datasets=[{folder / 'corpus.tsv'}]",
-        ]
-        arguments += [
-            "qa_dataset=q",
-            f"datasets.q={{file: {folder / 'questions.jsonl'}{options}}}",
-            f"out_file={folder / run}.json",
-        ]
-        assert (
-            main(
-                [
-                    "retrieve",
-                    *arguments,
-                    f"search_folder={folder / run}",
-                    "n_docs=5",
-                    "device=cpu",
-                    "match=none",
-                ]
-            )
-            == 0
-        )
-        found[run] = json.loads((folder / f"{run}.json").read_text())
-    assert found["prompted"] == found["prefixed"]
-    hits = Retriever.open(folder / "prompted", device="cpu").search(found["prompted"][0]["question"], 5)
-    assert [hit.passage.id for hit in hits] == [hit["id"] for hit in found["prompted"][0]["ctxs"]]
+    asked = f"datasets.q={{file: {folder / 'questions.jsonl'}"
+    found = retrieve(folder, "prompted", "vectors", f"{asked}}}")
+    assert found[0] == 0
+    assert found == retrieve(folder, "prefixed", "by_hand_vectors", f"{asked}, query_prefix: '{QUERY}'}}")
+    searched(folder / "prompted", found[1])
 
 
 def test_a_search_folder_keeps_those_named_for_a_model_without(folder: Path) -> None:
@@ -163,43 +142,11 @@ def test_a_search_folder_keeps_those_named_for_a_model_without(folder: Path) -> 
     model.ctx_model.backbone.save_pretrained(folder / "foreign")
     named = [f"encoder.query_prompt={QUERY}", f"encoder.passage_prompt={PASSAGE}"]
     embed(folder, "foreign", "foreign_vectors", f"ctx_src={folder / 'corpus.tsv'}", *named)
-    arguments = [
-        f"model_file={folder / 'foreign'}",
-        f"encoded_ctx_files=[{folder}/foreign_vectors_0]",
-        "n_docs=5",
-        "device=cpu",
-    ]
-    arguments += [
-        f"ctx_datasets=[{folder / 'corpus.tsv'}]",
-        f"qa_dataset={folder / 'questions.jsonl'}",
-        "match=none",
-    ]
-    assert (
-        main(
-            [
-                "retrieve",
-                *arguments,
-                f"out_file={folder / 'foreign.json'}",
-                f"search_folder={folder / 'foreign'}",
-            ]
-        )
-        == 3
-    )
-    assert (
-        main(
-            [
-                "retrieve",
-                *arguments,
-                *named,
-                f"out_file={folder / 'foreign.json'}",
-                f"search_folder={folder / 'foreign'}",
-            ]
-        )
-        == 0
-    )
-    (first, *_) = json.loads((folder / "foreign.json").read_text())
-    hits = Retriever.open(folder / "foreign", device="cpu").search(first["question"], 5)
-    assert [hit.passage.id for hit in hits] == [hit["id"] for hit in first["ctxs"]]
+    asked = f"datasets.q.file={folder / 'questions.jsonl'}"
+    assert retrieve(folder, "foreign", "foreign_vectors", asked)[0] == 3
+    code, found = retrieve(folder, "foreign", "foreign_vectors", asked, *named)
+    assert code == 0
+    searched(folder / "foreign", found)
 
 
 def test_checked_data_show_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,33 +155,22 @@ def test_checked_data_show_them(folder: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_mining_applies_them(folder: Path, vectors: np.ndarray) -> None:
-    mined = {}
-    for run, more in (
-        ("prompted", []),
-        (
-            "prefixed",
-            [
-                f"encoder.query_prompt={QUERY}",
-                f"encoder.passage_prompt={PASSAGE}",
-                "encoder.allow_other_prompts=true",
-            ],
-        ),
-        ("shards", []),
-    ):
-        more = [*more, f"vectors={folder / 'vectors'}_0"] if run == "shards" else more
-        names = [
-            f"corpus={folder / 'corpus.tsv'}",
-            f"out={folder / run}.jsonl",
-            f"model_file={folder / run.replace('shards', 'prompted')}",
+    named = [f"encoder.query_prompt={QUERY}", f"encoder.passage_prompt={PASSAGE}"]
+    mined = []
+    for number, (run, more) in enumerate(
+        [
+            ("prompted", []),
+            ("prefixed", [*named, "encoder.allow_other_prompts=true"]),
+            ("prompted", [f"vectors={folder / 'vectors'}_0"]),
         ]
-        assert main(["mine", str(folder / "train.json"), *names, "device=cpu", "per_question=3", *more]) == 0
-        mined[run] = [json.loads(line) for line in (folder / f"{run}.jsonl").read_text().splitlines()]
-    ids = {
-        run: [[each["passage_id"] for each in row["hard_negative_ctxs"]] for row in rows]
-        for run, rows in mined.items()
-    }
-    assert ids["prompted"] == ids["prefixed"] == ids["shards"]
-    assert any(ids["prompted"])
+    ):
+        out = folder / f"mined-{number}.jsonl"
+        names = [f"corpus={folder / 'corpus.tsv'}", f"out={out}", f"model_file={folder / run}", "device=cpu"]
+        assert main(["mine", str(folder / "train.json"), *names, "per_question=3", *more]) == 0
+        rows = map(json.loads, out.read_text().splitlines())
+        mined.append([[each["passage_id"] for each in row["hard_negative_ctxs"]] for row in rows])
+    assert mined[0] == mined[1] == mined[2]
+    assert any(mined[0])
 
 
 @pytest.mark.parametrize(
@@ -271,18 +207,8 @@ def test_they_change_when_that_is_forced(
         {"web": WEB},
     )
     # Vectors of the same weights with another prompt are those of another model.
-    arguments = [
-        f"model_file={folder / 'prompted'}",
-        f"encoded_ctx_files=[{folder / 'vectors'}_0]",
-        "device=cpu",
-        "match=none",
-    ]
-    arguments += [
-        f"qa_dataset={folder / 'questions.jsonl'}",
-        f"trec_run_file={folder / 'run.trec'}",
-        *more[1:],
-    ]
-    assert main(["retrieve", *arguments]) == 3
+    asked = f"datasets.q.file={folder / 'questions.jsonl'}"
+    assert retrieve(folder, "prompted", "vectors", asked, *more[1:])[0] == 3
     assert "vectors of another model" in capsys.readouterr().err
 
 
@@ -293,6 +219,5 @@ def test_a_resumed_run_keeps_them(folder: Path, capsys: pytest.CaptureFixture[st
     assert train(folder, "changed", "encoder.query_prompt=fa ", *PROMPTS[1:], entry="") == 3
     assert "encoder.query_prompt was ca ce , is now fa" in capsys.readouterr().err
     assert train(folder, "resumed", *PROMPTS, entry="") == 0
-    ours, theirs = weights(folder / "resumed"), weights(folder / "prompted")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_bits(stored(folder / "resumed"), stored(folder / "prompted"))
     assert BiEncoder.load(folder / "resumed").settings.query_prompt == QUERY

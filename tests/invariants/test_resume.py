@@ -6,97 +6,41 @@ pytest tests/invariants/test_resume.py
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
-from tests.faults.runs import Run, environment, free_port, saved_steps
+from tests.faults.runs import Workshop, saved_steps
 from tests.faults.server import serve
-from tests.helpers.patience import patient
 from tests.helpers.processes import Served
-from tests.helpers.tiny import training_folder
 from tests.helpers.training import assert_same_bits, newest, stored
 
 RANKS = 3  # with 2, sums do not depend on the order of their terms
+SETTINGS = (
+    "train.global_batch_size=12 train.other_negatives=1 train.gradient_accumulation_steps=2"
+    " train.num_train_epochs=3 train.eval_every_steps=5 val_av_rank_start_epoch=1"
+    " train.early_stopping.patience=100"
+).split()
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training_folder(tmp_path_factory.mktemp("resume"), train=120, dev=11)
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with closing(Served(serve)) as server:
+        yield Workshop(tmp_path_factory.mktemp("resume"), server, train=120, dev=11)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    server = Served(serve)
-    yield server
-    server.close()
-
-
-def start(server: Served, workplace: Path, output_dir: Path) -> Run:
-    """Starts the command in processes of their own, as a launcher does."""
-    arguments = [
-        f"train_datasets=[{workplace / 'train.json'}]",
-        f"dev_datasets=[{workplace / 'dev.json'}]",
-        f"output_dir={output_dir}",
-        f"encoder.pretrained_model_cfg={workplace / 'encoder'}",
-        "encoder.pretrained=false",
-        "encoder.sequence_length=24",
-        "encoder.dropout=0.1",
-        "train.global_batch_size=12",
-        "train.other_negatives=1",
-        "train.gradient_accumulation_steps=2",
-        "train.num_train_epochs=3",
-        "train.learning_rate=1e-3",
-        "train.warmup_steps=3",
-        "train.eval_every_steps=5",
-        "train.save_every_steps=2",
-        "train.log_batch_step=1",
-        "val_av_rank_start_epoch=1",
-        "train.early_stopping.patience=100",
-    ]
-    log = workplace / f"log-{time.monotonic_ns()}"
-    request = {
-        "do": "start",
-        "ranks": RANKS,
-        "arguments": arguments,
-        "environment": environment(workplace),
-        "injections": [],
-        "log": str(log),
-        "port": free_port(),
-    }
-    return Run(server, server.ask(request), log)
-
-
-def finished(server: Served, workplace: Path, output_dir: Path) -> str:
-    """What a run that ends well has printed."""
-    run = start(server, workplace, output_dir)
-    assert set(run.wait()) == {0}, run.text
-    return run.text
-
-
-def kill_after_steps(run: Run, output_dir: Path, steps: int) -> None:
-    """Kills all processes of a run as soon as ``steps`` updates are in its log."""
-    log = output_dir / "metrics.jsonl"
-    deadline = time.monotonic() + patient(120)
-    while not log.exists() or log.read_text().count("train/loss") < steps:
-        assert run.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    run.kill()
-
-
-def test_a_killed_run_ends_with_bitwise_the_same_weights(server: Served, workplace: Path) -> None:
-    whole = workplace / "whole"
-    killed = workplace / "killed"
-    finished(server, workplace, whole)
+def test_a_killed_run_ends_with_bitwise_the_same_weights(workshop: Workshop) -> None:
+    whole, killed = workshop.folder / "whole", workshop.folder / "killed"
+    workshop.finish(whole, *SETTINGS, ranks=RANKS)
     expected = stored(whole)
     # the checkpoint of step 2 is there before step 3 is in the log
     step = random.SystemRandom().randint(3, 10)
-    kill_after_steps(start(server, workplace, killed), killed, step)
+    run = workshop.start(killed, *SETTINGS, ranks=RANKS)
+    run.wait_for(rf" step {step}/")
+    run.kill()
     assert saved_steps(killed)[0] < saved_steps(whole)[0]
-    assert "resuming from" in finished(server, workplace, killed)
+    assert "resuming from" in workshop.finish(killed, *SETTINGS, ranks=RANKS).text
     print(f"killed after step {step}")
     assert newest(killed).name == newest(whole).name
     assert_same_bits(stored(killed), expected)

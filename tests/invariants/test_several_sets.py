@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import Ranks, current_ranks, sum_over_ranks
+from dpr.core.distributed import Ranks, current_ranks
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator
@@ -23,16 +22,25 @@ from dpr.data.iterators import Sampling
 from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader, with_weights_of_sets
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.grad_cache import CachedStep
-from dpr.training.step import DirectStep, Step
+from dpr.training.settings import TrainNode
+from dpr.training.trainer import make_step
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import StopAfter, assert_near, assert_same_bits, make_trainer, stored
+from tests.helpers.training import (
+    StopAfter,
+    assert_near,
+    assert_same_bits,
+    gradients,
+    make_trainer,
+    stored,
+    taken,
+)
 
 POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 8, 2, 1, 2
 TOLERANCE = 1e-10
@@ -62,33 +70,12 @@ def pools_of(model: Any, *, sampling: Sampling | None = None, ranks: Ranks | Non
 def gradient_of_a_step(
     folder: Path, grad_cache_tokens: int = 0, max_scores: int = 1 << 22
 ) -> dict[str, torch.Tensor]:
-    ranks, device = current_ranks(), torch.device("cpu")
+    ranks = current_ranks()
     model = tiny_model(folder).train()
-    dataset, loss = pools_of(model, ranks=ranks), BiEncoderNllLoss(max_scores=max_scores)
-    step: Step
-    if grad_cache_tokens:
-        step = CachedStep(model, loss, max_tokens=grad_cache_tokens, ranks=ranks, device=device)
-    else:
-        step = DirectStep(
-            DistributedDataParallel(model) if ranks.world_size > 1 else model,
-            loss,
-            ranks=ranks,
-            device=device,
-        )
-    total, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for pool in range(ACCUMULATION):
-        result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
-        total, correct = total + result.loss, correct + result.num_correct
-    gradient = {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-    return {
-        "loss": sum_over_ranks(total) / (POOL * ACCUMULATION),
-        "correct": sum_over_ranks(correct),
-        **gradient,
-    }
+    loss, options = BiEncoderNllLoss(max_scores=max_scores), TrainNode(grad_cache_tokens=grad_cache_tokens)
+    step = make_step(model, loss, options, ranks=ranks, device=torch.device("cpu"))
+    dataset = pools_of(model, ranks=ranks)
+    return taken(step, model, [dataset[1, pool] for pool in range(ACCUMULATION)])
 
 
 def reference(folder: Path) -> dict[str, torch.Tensor]:
@@ -140,12 +127,7 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
             )
             plain = plain + loss.detach() / (POOL * ACCUMULATION)
     objective.backward()
-    return {
-        "loss": plain,
-        **{
-            name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
-        },
-    }
+    return {"loss": plain, **gradients(model)}
 
 
 def key(passage: Passage) -> tuple[str, ...]:

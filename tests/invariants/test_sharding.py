@@ -36,10 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "learned weights of tokens": {"settings": {"pooling": "idf"}},
 }
 # Ranks differ in the number of their chunks, and with 150 tokens in what they keep.
-CACHED = {
-    40: ["a learned temperature", "a frozen context tower, a projection"],
-    150: ["two towers"],
-}
+CACHED = {40: ["a learned temperature", "a frozen context tower, a projection"], 150: ["two towers"]}
 CASES |= {
     f"{name}, {tokens} tokens cached": {**CASES[name], "grad_cache_tokens": tokens}
     for tokens, names in CACHED.items()

@@ -20,7 +20,8 @@ from dpr.data.settings import DataSetSettings
 from dpr.evaluation.significance import paired_test
 from dpr.formats.checkpoints import read_tensors
 from dpr.formats.corpora import read_passages
-from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.validations.dev_sets import NllValidation
@@ -48,17 +49,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> BiEncoderTrainer:
     """Two epochs of five updates from the base, at a rate that ruins it, on other questions."""
     model = BiEncoder.load(folder / "base")
-    defaults = {
-        "validation": [entry(folder)],
-        "learning_rate": 1.0,
-        "global_batch_size": 6,
-        "eval_at_start": True,
-        "max_steps": 9,
-    }
+    defaults = {"validation": [entry(folder)], "learning_rate": 1.0, "global_batch_size": 6, "max_steps": 9}
+    defaults |= {"eval_at_start": True, "eval_every_steps": 2, "keep_last": 1}
     sets = [ListSource(make_samples(30))], [ListSource(SAMPLES, "dev")]
-    return make_trainer(
-        model, *sets, output_dir, *callbacks, **{**defaults, "eval_every_steps": 2, "keep_last": 1, **options}
-    )
+    return make_trainer(model, *sets, output_dir, *callbacks, **{**defaults, **options})
 
 
 def verdict_of(folder: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
@@ -149,26 +143,12 @@ class Scripted(Validation):
 @pytest.mark.parametrize(
     ("start", "end", "line"),
     [
-        (
-            [0.0, 0.0],
-            [1.0, 1.0],
-            (
-                "too few questions to tell whether it is better than the start (mine 0.000 -> 1.000, +1.000,"
-                " 2 questions)"
-            ),
-        ),
-        (
-            [2.5591] * 40,
-            [2.5592, 2.5593] * 20,
-            "no difference to the start (mine 2.559 -> 2.559, +0.000, 95 % interval +0.000 to +0.000",
-        ),
+        ([0.0, 0.0], [1.0, 1.0], "too few questions to tell whether it is better than the start"),
+        ([2.5591] * 40, [2.5592, 2.5593] * 20, "no difference to the start (mine 2.559 -> 2.559, +0.000"),
         (
             [0.1] * 40,
             [0.2, 0.3] * 20,
-            (
-                "better than the start (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40"
-                " questions)"
-            ),
+            "better than the start (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40 questions)",
         ),
         ([math.nan] * 40, [0.2, 0.3] * 20, "not tested against the start (mine nan -> 0.250, +nan)"),
     ],
@@ -176,13 +156,8 @@ class Scripted(Validation):
 def test_a_verdict_says_no_more_than_its_figures(
     folder: Path, tmp_path: Path, start: list[float], end: list[float], line: str
 ) -> None:
-    options = {
-        "validations": [Scripted(start, end)],
-        "best_metric": "eval/mine",
-        "keep": "better",
-        "eval_every_steps": 0,
-        "max_steps": 2,
-    }
+    options = {"validations": [Scripted(start, end)], "best_metric": "eval/mine", "keep": "better"}
+    options |= {"eval_every_steps": 0, "max_steps": 2}
     model = BiEncoder.load(folder / "base")
     job = make_trainer(model, [ListSource(SAMPLES)], [], tmp_path, eval_per_epoch=1, **options)
     job.train()
@@ -210,10 +185,7 @@ class LossAndOrder(Scripted):
 def test_a_loss_that_falls_while_the_order_gets_worse_is_not_better(
     folder: Path, tmp_path: Path, ranks: int
 ) -> None:
-    if ranks == 1:
-        run_misled(folder, tmp_path)
-    else:
-        run_on_ranks(run_misled, 2, folder, tmp_path)
+    run_on_ranks(run_misled, ranks, folder, tmp_path)
     found = json.loads((tmp_path / "verdict.json").read_text())
     assert found["verdict"] == "worse" and "in_batch_acc 1.000 -> 0.500, -0.500" in found["line"]
     assert [one["verdict"] for one in found["comparisons"]] == ["worse", "better"]
@@ -221,16 +193,9 @@ def test_a_loss_that_falls_while_the_order_gets_worse_is_not_better(
 
 
 def run_misled(folder: Path, output_dir: Path) -> None:
-    job = make_trainer(
-        BiEncoder.load(folder / "base"),
-        [ListSource(SAMPLES)],
-        [],
-        output_dir,
-        eval_per_epoch=1,
-        validations=[LossAndOrder([1.0] * 40, [1.0, 0.0] * 20)],
-        keep="better",
-        max_steps=2,
-    )
+    options = {"validations": [LossAndOrder([1.0] * 40, [1.0, 0.0] * 20)], "keep": "better", "max_steps": 2}
+    model = BiEncoder.load(folder / "base")
+    job = make_trainer(model, [ListSource(SAMPLES)], [], output_dir, eval_per_epoch=1, **options)
     job.train()
     assert job.progress.best_checkpoint == "dpr_biencoder.step0"
 
@@ -259,13 +224,8 @@ def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(
 
     def learn(name: str, **options: Any) -> BiEncoderTrainer:
         sets = [ListSource(make_samples(40, seed=9))], [ListSource(make_samples(40, seed=9), "dev")]
-        job = make_trainer(
-            BiEncoder.load(tmp_path / "base"),
-            *sets,
-            tmp_path / name,
-            learning_rate=1e-2,
-            **{"num_train_epochs": 4, **options},
-        )
+        options |= {"learning_rate": 1e-2, "num_train_epochs": 4}
+        job = make_trainer(BiEncoder.load(tmp_path / "base"), *sets, tmp_path / name, **options)
         job.train()
         return job
 
@@ -294,10 +254,8 @@ def test_a_checkpoint_that_breaks_a_guard_is_never_the_best(
 
 
 def test_a_guard_needs_the_start(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"train\.validation\[0\]\.guard=0\.01 has no effect with train\.eval_at_start=false",
-    ):
+    message = r"train\.validation\[0\]\.guard=0\.01 has no effect with train\.eval_at_start=false"
+    with pytest.raises(ConfigError, match=message):
         trainer(folder, tmp_path, validation=[entry(folder, guard=0.01)], eval_at_start=False)
 
 
@@ -305,14 +263,8 @@ def test_a_verdict_by_the_loss_alone_says_what_it_cannot_tell(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    trainer_of_run = make_trainer(
-        tiny_model(tmp_path / "encoder", dtype=torch.float32),
-        [ListSource(make_samples(16))],
-        [ListSource(SAMPLES, "dev")],
-        tmp_path / "run",
-        max_steps=2,
-        eval_at_start=True,
-    )
-    trainer_of_run.train()
+    model, sets = tiny_model(tmp_path / "encoder", dtype=torch.float32), [ListSource(make_samples(16))]
+    dev = [ListSource(SAMPLES, "dev")]
+    make_trainer(model, sets, dev, tmp_path / "run", max_steps=2, eval_at_start=True).train()
     assert "the start (nll_loss" in caplog.text
     assert "only a validation of kind retrieval measures" in caplog.text

@@ -25,10 +25,7 @@ def test_a_catalogue_entry_with_a_target_is_refused(name: str, tmp_path: Path) -
             resolve("a", catalogue)
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["_target_", "train._target_", "_partial_", "train.optimizer._target_"],
-)
+@pytest.mark.parametrize("key", ["_target_", "train._target_", "_partial_", "train.optimizer._target_"])
 @pytest.mark.parametrize("sign", ["", "++"])
 def test_a_setting_cannot_be_a_target(
     key: str, sign: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

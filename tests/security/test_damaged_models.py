@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -86,13 +87,11 @@ def first_weight(entries: dict[str, Any]) -> dict[str, Any]:
     return next(value for key, value in entries.items() if "query" in key and "weight" in key)  # type: ignore[no-any-return]
 
 
-def charsmap(*, trie: bytes | None = None, texts: bytes = b"b\0", size: int | None = None) -> dict[str, Any]:
-    """A normalizer whose double array reads "a" as "b", or whatever else."""
-    units = [0] * 512
-    units[0], units[256 ^ 97], units[256] = 256 << 10, (97 << 10) | (1 << 8) | 97, 1 << 31
-    trie = struct.pack("<512I", *units) if trie is None else trie
-    table = struct.pack("<I", len(trie) if size is None else size) + trie + texts
-    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+def charsmap(trie: bytes, size: int = 0) -> Damage:
+    """A normalizer with this double array."""
+    table = struct.pack("<I", size or len(trie)) + trie + b"b\0"
+    value = base64.b64encode(table).decode()
+    return changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": value})
 
 
 DAMAGES: dict[str, Damage] = {
@@ -191,26 +190,11 @@ DAMAGES: dict[str, Damage] = {
     "tokenizer: a pipe": piped(TOKENIZER),
     "config: a pipe": piped(CONFIG),
     "weights: a pipe": piped(WEIGHTS),
-    "tokenizer: charsmap is a number": changed(
-        TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": 7}
-    ),
-    "tokenizer: charsmap is empty": changed(
-        TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": ""}
-    ),
     "tokenizer: charsmap is not base64": changed(
         TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}
     ),
-    "tokenizer: charsmap of one unit": changed(TOKENIZER, normalizer=charsmap(trie=bytes(4))),
-    "tokenizer: charsmap claims 4 GB": changed(TOKENIZER, normalizer=charsmap(size=0xFFFFFFFC)),
-    "tokenizer: charsmap points outside": changed(
-        TOKENIZER, normalizer=charsmap(trie=struct.pack("<I", 0x7FFFFC00) * 256)
-    ),
-    "tokenizer: charsmap without texts": changed(
-        TOKENIZER, normalizer=charsmap(trie=struct.pack("<512I", *[256 << 10] * 512), texts=b"\xff")
-    ),
-    "tokenizer: charsmap in a sequence": changed(
-        TOKENIZER, normalizer={"type": "Sequence", "normalizers": [charsmap(trie=bytes(4))]}
-    ),
+    "tokenizer: charsmap claims 4 GB": charsmap(bytes(2048), size=0xFFFFFFFC),
+    "tokenizer: charsmap points outside": charsmap(struct.pack("<I", 0x7FFFFC00) * 256),
     "tokenizer: settings cut": cut("tokenizer_config.json", 0.5),
     "tokenizer: settings are a list": content("tokenizer_config.json", b"[]"),
     "tokenizer: class is a number": changed("tokenizer_config.json", tokenizer_class=7),
@@ -237,8 +221,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def damaged(good: Path, folder: Path, damage: Damage) -> Path:
-    import shutil
-
     shutil.copytree(good, folder)
     damage(folder)
     return folder
@@ -259,19 +241,13 @@ def message_of(load: Callable[[], object]) -> str:
     return found
 
 
-def uses(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    yield "bi-encoder", lambda: BiEncoder.load(folder).encode_questions(["ba be"])
-    yield (
-        "tokenizer and backbone",
-        lambda: (Tensorizer.load(folder, sequence_length=8), load_backbone(str(folder))),
-    )
-    yield (
-        "backbone",
-        lambda: (
-            load_backbone(str(folder)),
-            Tensorizer.load(folder, sequence_length=8).question_tokens(["ba be"]),
-        ),
-    )
+def uses(folder: Path) -> Iterator[Callable[[], object]]:
+    def tokenized() -> object:
+        return Tensorizer.load(folder, sequence_length=8).question_tokens(["ba be"])
+
+    yield lambda: BiEncoder.load(folder).encode_questions(["ba be"])
+    yield lambda: (tokenized(), load_backbone(str(folder)))
+    yield lambda: (load_backbone(str(folder)), tokenized())
 
 
 # Other readers of the same files: a few damages of each.
@@ -283,7 +259,7 @@ FEW = [
 
 
 def test_undamaged_folders_are_read(folders: dict[str, Path]) -> None:
-    for _, use in uses(folders["encoder"]):
+    for use in uses(folders["encoder"]):
         use()
     CrossEncoder.load(folders["classifier"])
     BiEncoder.load(folders["checkpoint"])
@@ -292,16 +268,15 @@ def test_undamaged_folders_are_read(folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize("case", DAMAGES)
 def test_each_damage_of_an_encoder_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders["encoder"], tmp_path / "model", DAMAGES[case])
-    for name, use in uses(folder):
+    for use in uses(folder):
         message = message_of(use)
-        assert str(folder) in message or case in HARMLESS, f"{name}: {message or 'read'}"
+        assert str(folder) in message or case in HARMLESS, message or "read"
 
 
 @pytest.mark.parametrize("case", FEW)
 def test_a_damage_of_a_cross_encoder_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
     folder = damaged(folders["classifier"], tmp_path / "model", DAMAGES[case])
-    message = message_of(lambda: CrossEncoder.load(folder))
-    assert str(folder) in message or case in HARMLESS, message or "read"
+    assert str(folder) in message_of(lambda: CrossEncoder.load(folder))
 
 
 @pytest.mark.parametrize("case", [case for case in FEW if not case.startswith("weights")])
@@ -312,5 +287,4 @@ def test_a_damage_of_a_checkpoint_is_one_line(case: str, folders: dict[str, Path
     )
     (folder / MANIFEST).unlink()
     write_manifest(folder, {})
-    message = message_of(lambda: BiEncoder.load(folder))
-    assert str(folder) in message or case in HARMLESS, message or "read"
+    assert str(folder) in message_of(lambda: BiEncoder.load(folder))

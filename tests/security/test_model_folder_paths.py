@@ -39,12 +39,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     types = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
     listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in types.items()]
     (folder / "modules.json").write_text(json.dumps(listed))
-    for path, stated in {
-        "1_Pooling": {"pooling_mode": "mean"},
-        "2_Dense": {"activation_function": "torch.nn.modules.linear.Identity"},
-    }.items():
+    for path, text in (
+        ("1_Pooling", '{"pooling_mode": "mean"}'),
+        ("2_Dense", '{"activation_function": "torch.nn.modules.linear.Identity"}'),
+    ):
         (folder / path).mkdir()
-        (folder / path / "config.json").write_text(json.dumps(stated))
+        (folder / path / "config.json").write_text(text)
     save_file({"linear.weight": torch.randn(5, 16)}, str(folder / "2_Dense" / "model.safetensors"))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": "dot"}))
     classifier = folder.parent / "classifier"
@@ -158,12 +158,8 @@ def test_a_model_stays_in_its_folder(kind: str, case: str, good: Path, tmp_path:
         "backbone and tokenizer": lambda folder: (load_tokenizer(folder), load_backbone(str(folder))),
         "cross-encoder": CrossEncoder.load,
     }
-    found = refused(
-        good if kind != "cross-encoder" else good.parent / "classifier",
-        tmp_path,
-        LEADS_OUT[case],
-        loads[kind],
-    )
+    source = good if kind != "cross-encoder" else good.parent / "classifier"
+    found = refused(source, tmp_path, LEADS_OUT[case], loads[kind])
     expected = {
         "link": "is a link",
         "index": "expected safetensors files beside it|nothing elsewhere|has no model.safetensors",

@@ -15,6 +15,11 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.errors import InputError
+from dpr.core.records import Passage, Question, TrainingSample
+from dpr.formats.corpora import write_passages
+from dpr.formats.qrels import write_qrels
+from dpr.formats.question_sets import write_questions
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
@@ -35,93 +40,54 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = "river mountain planet cheese bridge whale poem tennis engine tree clock island".split()
     gift = place / "gift"
     (gift / "set" / "qrels").mkdir(parents=True)
-    texts = {
-        f"d{row}": f"The {name} of region {row} is long and near the {names[row - 1]}."
+    questions = [Question(f"which {name} is long", f"q{row}") for row, name in enumerate(names)]
+    passages = [
+        Passage(f"The {name} of region {row} is long and near the {names[row - 1]}.", "", f"d{row}")
         for row, name in enumerate(names)
-    }
-    corpus = "".join(
-        json.dumps({"_id": key, "title": "", "text": text}) + "\n" for key, text in texts.items()
-    )
-    for file in (gift / "corpus.jsonl", gift / "set" / "corpus.jsonl"):
-        file.write_text(corpus)
-    asked = "".join(
-        json.dumps({"_id": f"q{row}", "text": f"which {name} is long"}) + "\n"
-        for row, name in enumerate(names)
-    )
-    (gift / "set" / "queries.jsonl").write_text(asked)
-    rows = "".join(f"q{row}\td{row}\t1\n" for row in range(len(names)))
-    (gift / "set" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
-    passages = [{"title": "", "text": text} for text in texts.values()]
-    pairs = [
-        {"question": f"which {name} is long", "positive_ctxs": [passage]}
-        for name, passage in zip(names, passages, strict=True)
     ]
-    (place / "train.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    new_encoder(
-        place / "enc", gift / "corpus.jsonl", shape=EncoderShape(num_layers=0, hidden_size=16, vocab_size=300)
+    for file in (gift / "corpus.jsonl", gift / "set" / "corpus.jsonl"):
+        write_passages(file, passages)
+    write_questions(gift / "set" / "queries.jsonl", questions)
+    write_qrels(gift / "set" / "qrels" / "test.tsv", {f"q{row}": {f"d{row}": 1} for row in range(len(names))})
+    pairs = zip(questions, passages, strict=True)
+    write_training_set(
+        place / "train.jsonl", [TrainingSample(question.text, (passage,)) for question, passage in pairs]
     )
-    BiEncoder.from_pretrained(str(place / "enc"), EncoderSettings(pooling="mean", shared=True)).save(
-        gift / "model"
-    )
+    shape = EncoderShape(num_layers=0, hidden_size=16, vocab_size=300)
+    new_encoder(place / "enc", gift / "corpus.jsonl", shape=shape)
+    settings = EncoderSettings(pooling="mean", shared=True)
+    BiEncoder.from_pretrained(str(place / "enc"), settings).save(gift / "model")
     read = [f"model_file={gift / 'model'}", "device=cpu"]
     run(place, *TRAIN, f"output_dir={gift / 'run'}")
     run(place, "embed", *read, f"ctx_src={gift / 'corpus.jsonl'}", f"out_file={gift / 'vectors'}")
-    files = [
-        f"qa_dataset={gift / 'set/queries.jsonl'}",
-        f"qrels={gift / 'set/qrels/test.tsv'}",
-        f"ctx_datasets={gift / 'corpus.jsonl'}",
-    ]
-    index = [
-        f"bm25_index_path={gift / 'bm25'}",
-        "hybrid=linear",
-        f"search_folder={gift}",
-        f"encoded_ctx_files={gift / 'vectors_0'}",
-    ]
-    run(place, "retrieve", *read, *files, *index)
+    index = [f"bm25_index_path={gift / 'bm25'}", "hybrid=linear", f"search_folder={gift}"]
+    files = [f"{key}={gift}/{name}" for key, name in FILES.items()]
+    run(place, "retrieve", *read, *files, *index, f"encoded_ctx_files={gift / 'vectors_0'}")
     run(place, "evaluate", f"set={gift / 'set'}", "systems=[bm25]", f"output_dir={gift / 'evaluation'}")
-    run(
-        place,
-        "export",
-        f"model_file={gift / 'model'}",
-        "to=sentence-transformers",
-        f"out={gift / 'exported'}",
-    )
+    run(place, "export", read[0], "to=sentence-transformers", f"out={gift / 'exported'}")
     return place
 
 
-TRAIN = [
-    "train",
-    "train_datasets=train.jsonl",
-    "encoder.pretrained_model_cfg=enc",
-    "encoder.pooling=mean",
-    "encoder.shared=true",
-]
-TRAIN += ["train.batch_size=4", "train.max_steps=2", "train.num_workers=0", "device=cpu", "train.keep_last=1"]
+FILES = {"qa_dataset": "set/queries.jsonl", "qrels": "set/qrels/test.tsv", "ctx_datasets": "corpus.jsonl"}
+
+
+TRAIN = (
+    "train train_datasets=train.jsonl encoder.pretrained_model_cfg=enc encoder.pooling=mean encoder.shared=true"
+    " train.batch_size=4 train.max_steps=2 train.num_workers=0 device=cpu train.keep_last=1"
+).split()
+EMBED = ["embed", "ctx_src=gift/corpus.jsonl", "out_file=gift/others", "device=cpu"]
+SEARCHES = [["search", "gift", ASKED, f"mode={mode}"] for mode in ("bm25", "dense")]
 OPENED: dict[str, list[list[str]]] = {
-    "search.json": [
-        ["search", "gift", ASKED],
-        ["search", "gift", ASKED, "mode=bm25"],
-        ["search", "gift", ASKED, "mode=dense"],
-    ],
+    "search.json": [["search", "gift", ASKED], *SEARCHES],
     "run": [
         [*TRAIN, "train.max_steps=3", "output_dir=gift/run"],
         ["export", "model_file=gift/run", "to=model", "out=gift/whole"],
     ],
     "evaluation": [["compare", "gift/evaluation"]],
-    "exported": [
-        [
-            "embed",
-            "model_file=gift/exported",
-            "ctx_src=gift/corpus.jsonl",
-            "out_file=gift/others",
-            "device=cpu",
-        ]
-    ],
-    "model": [
-        ["embed", "model_file=gift/model", "ctx_src=gift/corpus.jsonl", "out_file=gift/others", "device=cpu"]
-    ],
-    "vectors_0": [["search", "gift", ASKED, "mode=dense"]],
-    "bm25": [["search", "gift", ASKED, "mode=bm25"]],
+    "exported": [[*EMBED, "model_file=gift/exported"]],
+    "model": [[*EMBED, "model_file=gift/model"]],
+    "vectors_0": SEARCHES[1:],
+    "bm25": SEARCHES[:1],
 }
 """The commands that open the parts of the gift."""
 
@@ -241,11 +207,7 @@ def test_passages_outside_are_searched_where_the_folder_says_what_they_held(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
-    files = [
-        "qa_dataset=gift/set/queries.jsonl",
-        "qrels=gift/set/qrels/test.tsv",
-        "ctx_datasets=gift/corpus.jsonl",
-    ]
+    files = [f"{key}=gift/{name}" for key, name in FILES.items()]
     run(tmp_path, "retrieve", "indexer=bm25", *files, "search_folder=mine")
     run(tmp_path, "search", "mine", ASKED)
     stated = json.loads((tmp_path / "mine" / "search.json").read_text())

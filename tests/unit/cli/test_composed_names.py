@@ -86,19 +86,10 @@ def test_a_file_that_exists_is_a_name_and_other_references_are_followed(
     ],
 )
 def test_a_mistake_in_a_file_of_settings_is_one_sentence(
-    content: bytes,
-    place: str,
-    found: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    content: bytes, place: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "mine.yaml").write_bytes(content)
-    code = launch(
-        "biencoder_train_cfg",
-        TrainCommand,
-        print,
-        ["--config-dir", str(tmp_path), "train=mine"],
-    )
+    code = launch("biencoder_train_cfg", TrainCommand, print, ["--config-dir", str(tmp_path), "train=mine"])
     said = capsys.readouterr().err.strip()
     assert code == 3 and f"mine.yaml{place}" in said and found in said and "\n" not in said, said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.arguments import check_keys
+from dpr.cli.keys import check_keys
 from dpr.core.settings import settings
 from dpr.embedding.settings import EmbedConfig
 from dpr.retrieval.settings import RetrievalConfig

@@ -106,8 +106,6 @@ def test_the_gpu_of_a_rank_becomes_the_current_one_and_one_that_is_not_there_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="device=gpu is not a device"):
-        resolve_device("gpu")
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

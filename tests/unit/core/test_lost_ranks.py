@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dpr.core import lost_ranks
 from dpr.core.distributed import barrier, process_group
-from dpr.core.errors import ConfigError, InputError, LostRankError
+from dpr.core.errors import InputError, LostRankError
 from dpr.core.lost_ranks import close_in_worker, named, opened_sockets
 from tests.helpers.patience import patient
 from tests.helpers.processes import run_on_ranks
@@ -103,10 +103,9 @@ def end_of_one_alone(error: Exception) -> str:
             InputError("no vector of the passage 'p9'", file="v_0.npy"),
             "v_0.npy: no vector of the passage 'p9'",
         ),
-        (ConfigError("the term Short returned a float"), "the term Short returned a float"),
         (KeyError("p9"), "KeyError: 'p9'"),
     ],
-    ids=["InputError", "ConfigError", "KeyError"],
+    ids=["InputError", "KeyError"],
 )
 def test_the_others_name_what_one_rank_alone_has_raised(error: Exception, reason: str) -> None:
     others, own = run_on_ranks(end_of_one_alone, 2, error, join=False)
@@ -145,16 +144,6 @@ def test_what_is_no_loss_passes_as_it_is(store: dist.Store, monkeypatch: pytest.
     monkeypatch.delenv("RANK")  # one process has no ranks to lose
     with pytest.raises(RuntimeError, match="Connection closed"), named("at step 1"):
         raise CUT
-
-
-def test_a_port_that_is_taken_says_what_to_do(store: dist.Store) -> None:
-    with (
-        pytest.raises(
-            ConfigError, match=rf"port {os.environ['MASTER_PORT']} of this machine is taken.*--master-port"
-        ),
-        named(),
-    ):
-        raise RuntimeError("The server socket has failed to listen on any local network address. EADDRINUSE")
 
 
 def test_looking_for_connections_leaves_no_file_open() -> None:

@@ -136,11 +136,11 @@ def test_settings_are_listed_with_their_words_and_rules() -> None:
     entries = {entry.key: entry for entry in settings(Outer)}
     assert list(entries) == ["count", "rate", "dropout", "epochs", "where", "inner.share", "inner.kind"]
     assert (entries["inner.share"].doc, entries["count"].rule.unit) == ("How much.", "steps")
-    assert sections(Outer) == {"": "The root.", "inner": "A section."}
+    assert sections(Outer) == {"": Outer, "inner": Inner}
 
 
 def test_values_are_found_by_what_a_change_means() -> None:
-    assert flat_values(Outer(), (IDENTITY, WARNED), "x.") == {"x.inner.share": 0.5, "x.inner.kind": "a"}
+    assert flat_values(Outer(), (IDENTITY, WARNED)) == {"inner.share": 0.5, "inner.kind": "a"}
     assert flat_values(Outer(), (NO_EFFECT,)) == {"count": 1}
 
 

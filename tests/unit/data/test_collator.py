@@ -159,6 +159,9 @@ def test_augmentation_changes_training_only_and_repeats(tensorizer: Tensorizer) 
         not torch.equal(first.questions.tokens, plain.questions.tokens)
         or first.contexts.tokens.shape != plain.contexts.tokens.shape
     )
+    positive = samples[0].positives[0]
+    twice = TrainingSample("ba", (positive,), (Passage(positive.text, positive.title, "other"),))
+    assert len(collate(tensorizer, [twice], 1, seed=4, augmentation=augmentation).contexts) == 2, "by slot"
 
 
 def words_of(tensorizer: Tensorizer, batch: BiEncoderBatch) -> list[str]:

@@ -4,7 +4,6 @@ reported."""
 from __future__ import annotations
 
 import errno
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,47 +12,29 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.core.records import Passage
 from dpr.embedding import job
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.storage import steps
-from dpr.storage.durable import durable_folder
 from tests.helpers.jobs import embed as main
-from tests.helpers.tiny import sentence, tiny_model
+from tests.unit.embedding.conftest import NUM_PASSAGES, contents
 
-CHUNKS, SIZE = 6, 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chunks")
-    with durable_folder(folder / "model") as target:
-        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
-    rng = random.Random(0)
-    write_passages(
-        folder / "corpus.tsv",
-        (Passage(sentence(rng, rng.randint(1, 30)), "", f"p{row}") for row in range(CHUNKS * SIZE)),
-    )
-    return folder
+CHUNKS, SIZE = 7, 8
 
 
-def embed(folder: Path, out: Path, **settings: Any) -> job.EmbedReport:
+def embed(embedding_folder: Path, out: Path, **settings: Any) -> job.EmbedReport:
     torch.set_num_threads(1)
     config = EmbedConfig(out_file=str(out), chunk_size=SIZE, batch_tokens=200, **settings)
-    return embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), config)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return embed_shard(
+        BiEncoder.load(embedding_folder / "model"), PassageSource(embedding_folder / "corpus.tsv"), config
+    )
 
 
 def test_a_chunk_is_encoded_while_the_one_before_it_is_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedding_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each write waits until the next chunk has been encoded; written in turn, they would deadlock."""
     encoded = [threading.Event() for _ in range(CHUNKS + 1)]
@@ -75,19 +56,19 @@ def test_a_chunk_is_encoded_while_the_one_before_it_is_written(
 
     monkeypatch.setattr(job, "encode_within_memory", encode)
     monkeypatch.setattr(VectorShardWriter, "write_chunk", write)
-    assert embed(folder, tmp_path / "X").embedded == CHUNKS * SIZE
+    assert embed(embedding_folder, tmp_path / "X").embedded == NUM_PASSAGES
     assert most == [1], "one chunk is written at a time"
 
 
 @pytest.mark.parametrize("failing", [0, 2, CHUNKS - 1])
 def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
-    folder: Path,
+    embedding_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     failing: int,
 ) -> None:
-    embed(folder, tmp_path / "whole")
+    embed(embedding_folder, tmp_path / "whole")
     real = steps.durable_file
 
     def full(target: Path, mode: str = "w") -> Any:
@@ -97,8 +78,8 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
 
     torch.set_num_threads(1)
     paths = [
-        f"model_file={folder / 'model'}",
-        f"ctx_src={folder / 'corpus.tsv'}",
+        f"model_file={embedding_folder / 'model'}",
+        f"ctx_src={embedding_folder / 'corpus.tsv'}",
         f"out_file={tmp_path / 'X'}",
     ]
     arguments = [*paths, "no_cuda=true", f"chunk_size={SIZE}", "batch_tokens=200"]
@@ -117,9 +98,9 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
     assert contents(tmp_path / "X_0") == contents(tmp_path / "whole_0")
 
 
-def test_codes_are_written_while_embedding(folder: Path, tmp_path: Path) -> None:
+def test_codes_are_written_while_embedding(embedding_folder: Path, tmp_path: Path) -> None:
     for name, stored in (("exact", "float32"), ("coded", "int8")):
-        embed(folder, tmp_path / name, out_dtype=stored)
+        embed(embedding_folder, tmp_path / name, out_dtype=stored)
     exact, coded = (
         np.concatenate([rows for _, rows in VectorShard(tmp_path / f"{name}_0").chunks()])
         for name in ("exact", "coded")

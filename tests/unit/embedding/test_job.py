@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -24,38 +23,18 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.durable import durable_folder
 from tests.helpers.processes import RankFailed, run_on_ranks
-from tests.helpers.tiny import sentence, tiny_model
+from tests.helpers.tiny import tiny_model
+from tests.unit.embedding.conftest import NUM_PASSAGES, contents
 
-NUM_PASSAGES = 53
 SMALL = EmbedConfig(chunk_size=8, batch_tokens=200)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds ``model``, a checkpoint, and ``corpus.tsv``."""
-    folder = tmp_path_factory.mktemp("embedding")
-    with durable_folder(folder / "model") as target:
-        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
-    rng = random.Random(0)
-    rows = (
-        Passage(sentence(rng, rng.randint(1, 30)), sentence(rng, 2), f"p{row}") for row in range(NUM_PASSAGES)
-    )
-    write_passages(folder / "corpus.tsv", rows)
-    return folder
 
 
 def embed(folder: Path, out: Path, settings: EmbedConfig = SMALL, **options: Any) -> EmbedReport:
     torch.set_num_threads(1)
     source = PassageSource(options.pop("corpus", folder / "corpus.tsv"), **options.pop("source", {}))
-    return embed_shard(
-        BiEncoder.load(folder / "model"), source, replace(settings, out_file=str(out), **options)
-    )
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    model = options.pop("model", None) or BiEncoder.load(folder / "model")
+    return embed_shard(model, source, replace(settings, out_file=str(out), **options))
 
 
 def vectors_by_id(shards: list[VectorShard]) -> dict[str, np.ndarray]:
@@ -82,78 +61,66 @@ def test_shards_are_consecutive_ranges_of_equal_size_as_in_dpr(
     assert [shard_range(passages, number, shards) for number in range(shards)] == expected
 
 
-def test_shards_together_hold_every_passage_once_with_its_vector(folder: Path, tmp_path: Path) -> None:
+def test_shards_together_hold_every_passage_once_with_its_vector(
+    embedding_folder: Path, tmp_path: Path
+) -> None:
     for number in (2, 0, 1, 3):
-        embed(folder, tmp_path / "X", shard_id=number, num_shards=4)
+        embed(embedding_folder, tmp_path / "X", shard_id=number, num_shards=4)
     found = vectors_by_id(open_shards([str(tmp_path / "X_*")]))
-    model = BiEncoder.load(folder / "model")
-    passages = list(PassageSource(folder / "corpus.tsv").read())
+    model = BiEncoder.load(embedding_folder / "model")
+    passages = list(PassageSource(embedding_folder / "corpus.tsv").read())
     expected = encode_tokens(model, tokenize_passages(model.tensorizer, passages), batch_tokens=10_000)
     assert list(found) == [str(passage.id) for passage in passages]
     np.testing.assert_allclose(np.stack(list(found.values())), expected, atol=1e-5)
 
 
-def test_more_shards_than_passages_leave_the_last_empty(folder: Path, tmp_path: Path) -> None:
+def test_more_shards_than_passages_leave_the_last_empty(embedding_folder: Path, tmp_path: Path) -> None:
     write_passages(tmp_path / "c.tsv", [Passage("ba", "", str(row)) for row in range(5)])
     reports = [
-        embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv", shard_id=number, num_shards=4)
+        embed(embedding_folder, tmp_path / "X", corpus=tmp_path / "c.tsv", shard_id=number, num_shards=4)
         for number in range(4)
     ]
     assert [report.passages for report in reports] == [2, 2, 1, 0]
     assert len(vectors_by_id(open_shards([str(tmp_path / "X_*")]))) == 5
 
 
-def test_a_corpus_whose_middle_changed_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Of the same size, with the same first and last megabyte and the same times."""
-    corpus = tmp_path / "c.tsv"
-    rows = [f"p{row}\t{'ba ' * 4000}\tba\n" for row in range(220)]
-    corpus.write_text("".join(rows))
-    settings, times = EmbedConfig(chunk_size=64, batch_tokens=20_000), corpus.stat()
-    embed(folder, tmp_path / "X", settings, corpus=corpus)
-    rows[110] = rows[110].replace("\tba ", "\tko ", 1)
-    corpus.write_text("".join(rows))
-    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(InputError, match="vectors with corpus_fingerprint="):
-        embed(folder, tmp_path / "X", settings, corpus=corpus)
-
-
 def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedding_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = tmp_path / "c.tsv"
-    corpus.write_bytes((folder / "corpus.tsv").read_bytes())
+    corpus.write_bytes((embedding_folder / "corpus.tsv").read_bytes())
     real = job.encode_within_memory
 
     def encode_and_change(*arguments: Any, **options: Any) -> np.ndarray:
         vectors = real(*arguments, **options)
-        corpus.write_bytes((folder / "corpus.tsv").read_bytes().replace(b"p50", b"q50"))
+        corpus.write_bytes((embedding_folder / "corpus.tsv").read_bytes().replace(b"p50", b"q50"))
         return vectors
 
     monkeypatch.setattr(job, "encode_within_memory", encode_and_change)
     with pytest.raises(InputError, match="has changed while it was read"):
-        embed(folder, tmp_path / "X", corpus=corpus)
+        embed(embedding_folder, tmp_path / "X", corpus=corpus)
 
 
-def test_finished_chunks_are_kept_and_damaged_ones_made_again(folder: Path, tmp_path: Path) -> None:
-    embed(folder, tmp_path / "X")
+def test_finished_chunks_are_kept_and_damaged_ones_made_again(embedding_folder: Path, tmp_path: Path) -> None:
+    embed(embedding_folder, tmp_path / "X")
     good = contents(tmp_path / "X_0")
-    assert embed(folder, tmp_path / "X") == EmbedReport(tmp_path / "X_0", NUM_PASSAGES, 0, 0)
+    assert embed(embedding_folder, tmp_path / "X") == EmbedReport(tmp_path / "X_0", NUM_PASSAGES, 0, 0)
     damaged = tmp_path / "X_0" / "vectors-00002.npy"
     damaged.write_bytes(good[damaged.name][:-1] + b"\0")
-    assert embed(folder, tmp_path / "X").embedded == 8
+    assert embed(embedding_folder, tmp_path / "X").embedded == 8
     assert contents(tmp_path / "X_0") == good
 
 
-def test_a_killed_run_of_two_ranks_is_continued_by_one(folder: Path, tmp_path: Path) -> None:
-    embed(folder, tmp_path / "whole")
+def test_a_killed_run_of_two_ranks_is_continued_by_one(embedding_folder: Path, tmp_path: Path) -> None:
+    embed(embedding_folder, tmp_path / "whole")
     with pytest.raises(RankFailed, match="died"):
-        run_on_ranks(_die_at_third_chunk, 2, folder, tmp_path / "X")
+        run_on_ranks(_die_at_third_chunk, 2, embedding_folder, tmp_path / "X")
     assert not (tmp_path / "X_0" / "manifest.json").exists()
-    assert 0 < embed(folder, tmp_path / "X").embedded < NUM_PASSAGES
+    assert 0 < embed(embedding_folder, tmp_path / "X").embedded < NUM_PASSAGES
     assert contents(tmp_path / "X_0") == contents(tmp_path / "whole_0")
 
 
-def _die_at_third_chunk(folder: Path, out: Path) -> None:
+def _die_at_third_chunk(embedding_folder: Path, out: Path) -> None:
     real, encoded = job.encode_within_memory, []
 
     def encode_or_die(*arguments: Any, **options: Any) -> np.ndarray:
@@ -163,16 +130,16 @@ def _die_at_third_chunk(folder: Path, out: Path) -> None:
         return real(*arguments, **options)
 
     job.encode_within_memory = encode_or_die
-    embed(folder, out)
+    embed(embedding_folder, out)
 
 
-def test_a_rank_that_fails_stops_all_with_its_message(folder: Path, tmp_path: Path) -> None:
-    outcomes = run_on_ranks(_outcome_with_failing_rank, 2, folder, tmp_path / "X")
+def test_a_rank_that_fails_stops_all_with_its_message(embedding_folder: Path, tmp_path: Path) -> None:
+    outcomes = run_on_ranks(_outcome_with_failing_rank, 2, embedding_folder, tmp_path / "X")
     assert "2 of 8 vectors are not finite" in outcomes[1]
     assert "another rank stopped while embedding" in outcomes[0]
 
 
-def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
+def _outcome_with_failing_rank(embedding_folder: Path, out: Path) -> str:
     real = job.encode_within_memory
 
     def broken(*arguments: Any, **options: Any) -> np.ndarray:
@@ -183,7 +150,7 @@ def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
 
     job.encode_within_memory = broken
     try:
-        embed(folder, out)
+        embed(embedding_folder, out)
     except Exception as error:
         return str(error)
     return "no error"
@@ -197,32 +164,32 @@ def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
         ({"source": {"normalize": True}}, "normalize"),
         ({"source": {"passage_prefix": "ba "}}, "passage_prefix"),
         ({"num_shards": 2}, "end_row"),
+        ({}, "corpus_fingerprint"),
+        ({}, "model_fingerprint"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_vectors_made_otherwise_are_not_continued(
-    folder: Path, tmp_path: Path, change: dict[str, Any], key: str
+    embedding_folder: Path, tmp_path: Path, change: dict[str, Any], key: str
 ) -> None:
-    embed(folder, tmp_path / "X")
+    embed(embedding_folder, tmp_path / "X")
+    if key == "corpus_fingerprint":
+        text = (embedding_folder / "corpus.tsv").read_text().replace("\n", "\nq", 1)
+        (tmp_path / "corpus.tsv").write_text(text)
+        change = {"corpus": tmp_path / "corpus.tsv"}
+    if key == "model_fingerprint":
+        change = {"model": tiny_model(embedding_folder / "encoder", seed=1, dtype=torch.float32)}
     with pytest.raises(
         InputError, match=rf"X_0: holds finished vectors with {key}=.* this run has .*choose another out_file"
     ):
-        embed(folder, tmp_path / "X", **change)
+        embed(embedding_folder, tmp_path / "X", **change)
 
 
-def test_vectors_of_another_model_or_corpus_are_not_continued(folder: Path, tmp_path: Path) -> None:
-    embed(folder, tmp_path / "X")
-    other = tiny_model(folder / "encoder", seed=1, dtype=torch.float32)
-    with pytest.raises(InputError, match="model_fingerprint"):
-        embed_shard(other, PassageSource(folder / "corpus.tsv"), replace(SMALL, out_file=str(tmp_path / "X")))
-    (tmp_path / "corpus.tsv").write_text((folder / "corpus.tsv").read_text().replace("\n", "\nq", 1))
-    with pytest.raises(InputError, match="corpus_fingerprint"):
-        embed(folder, tmp_path / "X", corpus=tmp_path / "corpus.tsv")
-
-
-def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: Path, tmp_path: Path) -> None:
-    embed(folder, tmp_path / "X", source={"passage_prefix": "ba be: "})
-    model, source = BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv")
+def test_passages_are_embedded_with_their_prefix_as_training_sees_them(
+    embedding_folder: Path, tmp_path: Path
+) -> None:
+    embed(embedding_folder, tmp_path / "X", source={"passage_prefix": "ba be: "})
+    model, source = BiEncoder.load(embedding_folder / "model"), PassageSource(embedding_folder / "corpus.tsv")
     options = DataSetSettings(passage_prefix="ba be: ")
     seen = [as_encoded(passage, options) for passage in source.read()]
     tokens = tokenize_passages(model.tensorizer, seen)
@@ -239,20 +206,23 @@ def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: P
     assert np.abs(found - plain).max() > 1e-3
 
 
-def test_ids_are_prefixed_and_float16_halves_the_size(folder: Path, tmp_path: Path) -> None:
+def test_ids_are_prefixed_and_float16_halves_the_size(embedding_folder: Path, tmp_path: Path) -> None:
     embed(
-        folder, tmp_path / "X", EmbedConfig(chunk_size=8, out_dtype="float16"), source={"id_prefix": "wiki:"}
+        embedding_folder,
+        tmp_path / "X",
+        EmbedConfig(chunk_size=8, out_dtype="float16"),
+        source={"id_prefix": "wiki:"},
     )
     shard = VectorShard(tmp_path / "X_0")
     assert next(iter(vectors_by_id([shard]))) == "wiki:p0"
     assert shard.dtype == "float16"
 
 
-def test_metadata_say_where_vectors_come_from(folder: Path, tmp_path: Path) -> None:
-    embed(folder, tmp_path / "X", shard_id=1, num_shards=2)
+def test_metadata_say_where_vectors_come_from(embedding_folder: Path, tmp_path: Path) -> None:
+    embed(embedding_folder, tmp_path / "X", shard_id=1, num_shards=2)
     metadata = VectorShard(tmp_path / "X_1").metadata
     origin = {
-        "model_fingerprint": BiEncoder.load(folder / "model").fingerprint,
+        "model_fingerprint": BiEncoder.load(embedding_folder / "model").fingerprint,
         "encoder_type": "ctx",
         "similarity": "dot",
     }
@@ -271,31 +241,31 @@ def test_metadata_say_where_vectors_come_from(folder: Path, tmp_path: Path) -> N
 
 
 def test_passages_without_text_are_counted_and_embedded(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    embedding_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_passages(
         tmp_path / "c.tsv", [Passage("ba", "", "a"), Passage("", "be", "b"), Passage(" ", "", "c")]
     )
     with caplog.at_level(logging.WARNING, "dpr"):
-        assert embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv").empty == 2
+        assert embed(embedding_folder, tmp_path / "X", corpus=tmp_path / "c.tsv").empty == 2
     assert "2 passages have no text, such as b, c" in caplog.text
     assert list(vectors_by_id([VectorShard(tmp_path / "X_0")])) == ["a", "b", "c"]
 
 
 def test_a_corpus_with_an_id_twice_or_without_rows_is_refused_before_anything_is_written(
-    folder: Path, tmp_path: Path
+    embedding_folder: Path, tmp_path: Path
 ) -> None:
     write_passages(tmp_path / "twice.tsv", [Passage("ba", "", key) for key in "aba"])
     with pytest.raises(InputError, match=r"twice\.tsv:4: passage id 'a' is already used at line 2"):
-        embed(folder, tmp_path / "X", corpus=tmp_path / "twice.tsv")
+        embed(embedding_folder, tmp_path / "X", corpus=tmp_path / "twice.tsv")
     (tmp_path / "empty.tsv").write_text("id\ttext\ttitle\n")
     with pytest.raises(InputError, match=r"empty\.tsv: no passages"):
-        embed(folder, tmp_path / "X", corpus=tmp_path / "empty.tsv")
+        embed(embedding_folder, tmp_path / "X", corpus=tmp_path / "empty.tsv")
     assert not (tmp_path / "X_0").exists()
 
 
 def test_only_three_chunks_are_held_at_a_time(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedding_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, written, ahead = [0], [0], []
     real_read, real_write = PassageSource.read, VectorShardWriter.write_chunk
@@ -312,15 +282,15 @@ def test_only_three_chunks_are_held_at_a_time(
 
     monkeypatch.setattr(PassageSource, "read", counted_read)
     monkeypatch.setattr(VectorShardWriter, "write_chunk", counted_write)
-    embed(folder, tmp_path / "X")
+    embed(embedding_folder, tmp_path / "X")
     assert written[0] == NUM_PASSAGES
     assert max(ahead) <= 3 * SMALL.chunk_size
 
 
 def test_where_nothing_can_be_written_the_corpus_is_not_read(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedding_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(PassageSource, "identity", None)
     with pytest.raises(OutputError, match=r"file is not a folder"):
-        embed(folder, tmp_path / "file" / "X")
+        embed(embedding_folder, tmp_path / "file" / "X")

@@ -214,7 +214,7 @@ def test_the_command_fetches_keys_where_data_sets_are_looked_for(
 def test_the_catalogue_is_listed_and_leads_to_the_data_sets(capsys: pytest.CaptureFixture[str]) -> None:
     import yaml
 
-    from dpr.cli.arguments import conf_folder
+    from dpr.cli.keys import conf_folder
     from dpr.jobs.download import files_of
     from dpr.preparation.settings import ResourceConfig
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats.arrays import PackedIds
+from dpr.formats.packed_ids import PackedIds
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
 from dpr.indexer.ranking import decode_ids, packed_ids, to_rankings
-from dpr.indexer.registry import Index, IndexChoice, IndexStore, Texts
+from dpr.indexer.registry import Index, IndexChoice, Texts
+from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import Bm25Settings
-from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
+from dpr.storage.durable import read_manifest, write_manifest
+from tests.helpers.indexes import rewrite
 
 UNSPACED = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8")
@@ -85,17 +87,14 @@ def test_a_question_of_one_character_finds_passages() -> None:
 
 
 def test_an_index_of_words_that_were_cut_otherwise_is_refused(tmp_path: Path) -> None:
-    choice = IndexChoice("bm25", Bm25Settings())
-    texts = Texts(list(TEXTS), TEXTS.values())
-    IndexStore(choice, tmp_path / "index").load_or_build(lambda: texts)
+    saved(tmp_path / "index")
     manifest = read_manifest(tmp_path / "index")
     del manifest["metadata"]["source"]["words"]  # as before scripts without spaces were cut
     write_manifest(tmp_path / "index", metadata=manifest["metadata"])
     with pytest.raises(
-        InputError,
-        match=r"was built with words None, expected 2; remove it to build it again",
+        InputError, match="was built with words None, expected 2; remove it to build it again"
     ):
-        IndexStore(choice, tmp_path / "index").load_or_build(lambda: texts)
+        saved(tmp_path / "index")
 
 
 def test_scores_are_bm25_by_hand() -> None:
@@ -233,18 +232,10 @@ def test_an_index_of_wrong_types_under_right_hashes_is_refused(
     saved(folder := tmp_path / "index")
     file = folder / ("vocab.index.json" if name == "vocab" else "params.index.json")
     stored = json.loads(file.read_text())
-    file.write_text(
-        json.dumps(
-            {**stored, **value}
-            if isinstance(value, dict) and name == "vocab"
-            else value
-            if name == "vocab"
-            else {**stored, name: value}
-        )
-    )
-    manifest = read_manifest(folder)
-    (folder / MANIFEST).unlink()
-    write_manifest(folder, manifest["metadata"])
+    changed = value if name == "vocab" else {**stored, name: value}
+    if name == "vocab" and isinstance(value, dict):
+        changed = {**stored, **value}
+    rewrite(folder, file.name, json.dumps(changed).encode())
     with pytest.raises(InputError, match="index"):
         saved(folder)
 
@@ -256,9 +247,7 @@ def test_an_index_of_wrong_types_under_right_hashes_is_refused(
 )
 def test_ids_of_another_kind_are_refused(tmp_path: Path, ids: np.ndarray) -> None:
     saved(tmp_path / "index")
-    metadata = json.loads((tmp_path / "index" / MANIFEST).read_text())["metadata"]
-    (tmp_path / "index" / MANIFEST).unlink()
-    np.save(tmp_path / "index" / "ids.npy", ids, allow_pickle=True)
-    write_manifest(tmp_path / "index", metadata)
+    np.save(tmp_path / "ids.npy", ids, allow_pickle=True)
+    rewrite(tmp_path / "index", "ids.npy", (tmp_path / "ids.npy").read_bytes())
     with pytest.raises(InputError, match=r"ids\.npy"):
         saved(tmp_path / "index")

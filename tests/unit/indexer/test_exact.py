@@ -13,8 +13,9 @@ import torch
 from dpr.core.errors import InputError
 from dpr.indexer import exact
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
+from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, to_rankings
 from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
+from tests.helpers.indexes import exact_index
 
 
 def slow_top_k(ids: list[str], vectors: np.ndarray, query: np.ndarray, k: int) -> list[tuple[str, float]]:
@@ -39,23 +40,31 @@ def test_equals_a_full_sort_with_ties_in_any_blocking(block_rows: int, dimension
     rng = np.random.default_rng(dimension)
     ids, vectors = corpus_with_ties(rng, 203, dimension)
     queries = rng.standard_normal((6, dimension)).astype(np.float32)
-    found = to_rankings(ExactIndex.from_arrays(ids, vectors, block_rows=block_rows).search(queries, 10))
+    found = to_rankings(exact_index(ids, vectors, block_rows=block_rows).search(queries, 10))
     expected = [slow_top_k(ids, vectors, query, 10) for query in queries]
     assert found == expected
     tied = sum(first[1] == second[1] for ranking in expected for first, second in itertools.pairwise(ranking))
     assert tied > 5, "without ties the tie rule is not tested"
 
 
-def test_scores_are_the_same_bit_for_bit_in_any_blocking() -> None:
+def same(found: SearchResult, expected: SearchResult) -> bool:
+    return found[1] == expected[1] and found[0].tobytes() == expected[0].tobytes()
+
+
+def test_blocks_tiles_and_shards_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A different number of rows may change the last bits of a float32 product; results must not show it."""
     rng = np.random.default_rng(0)
     ids, vectors = corpus_with_ties(rng, 400, 257)
-    queries = rng.standard_normal((5, 257)).astype(np.float32)
-    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 50)
+    queries = rng.standard_normal((11, 257)).astype(np.float32)
+    expected = exact_index(ids, vectors).search(queries, 50)
+    shards = [
+        ArraySource(encode_ids(ids[start : start + 160]), vectors[start : start + 160])
+        for start in (320, 0, 160)
+    ]
+    monkeypatch.setattr(exact, "_TILE_ROWS", 4)
     for block_rows in (1, 3, 129):
-        scores, found = ExactIndex.from_arrays(ids, vectors, block_rows=block_rows).search(queries, 50)
-        assert found == expected[1]
-        assert scores.tobytes() == expected[0].tobytes()
+        assert same(exact_index(ids, vectors, block_rows=block_rows).search(queries, 50), expected)
+    assert same(ExactIndex(shards, block_rows=13).search(queries, 50), expected)
 
 
 def test_the_order_of_the_corpus_does_not_change_the_result() -> None:
@@ -63,14 +72,11 @@ def test_the_order_of_the_corpus_does_not_change_the_result() -> None:
     rng = np.random.default_rng(8)
     ids, vectors = corpus_with_ties(rng, 3000, 8)
     queries = np.abs(rng.standard_normal((3, 8))).astype(np.float32)
-    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 5)
+    expected = exact_index(ids, vectors).search(queries, 5)
     for direction in (1, -1):
         order = np.argsort(direction * (vectors @ queries[0]))
-        found = ExactIndex.from_arrays([ids[row] for row in order], vectors[order], block_rows=700).search(
-            queries, 5
-        )
-        assert found[1] == expected[1]
-        assert found[0].tobytes() == expected[0].tobytes()
+        found = exact_index([ids[row] for row in order], vectors[order], block_rows=700).search(queries, 5)
+        assert same(found, expected)
 
 
 def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path) -> None:
@@ -82,24 +88,8 @@ def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path)
     assert np.shares_memory(block, mapped)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = ExactIndex.from_arrays([str(row) for row in range(50)], mapped).search(vectors[:2], 1)
-    assert (
-        found[1] == ExactIndex.from_arrays([str(row) for row in range(50)], vectors).search(vectors[:2], 1)[1]
-    )
-
-
-def test_query_tiles_and_shards_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(1)
-    ids, vectors = corpus_with_ties(rng, 90, 16)
-    queries = rng.standard_normal((11, 16)).astype(np.float32)
-    whole = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
-    parts = [
-        ArraySource(encode_ids(ids[start : start + 40]), vectors[start : start + 40]) for start in (80, 0, 40)
-    ]
-    monkeypatch.setattr(exact, "_TILE_ROWS", 4)
-    split = ExactIndex(parts, block_rows=13).search(queries, 20)
-    assert split[1] == whole[1]
-    assert split[0].tobytes() == whole[0].tobytes()
+        found = exact_index([str(row) for row in range(50)], mapped).search(vectors[:2], 1)
+    assert found[1] == exact_index([str(row) for row in range(50)], vectors).search(vectors[:2], 1)[1]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -113,16 +103,15 @@ def test_what_a_gpu_does_finds_the_same_on_a_cpu(
     rng = np.random.default_rng(seed)
     ids, vectors = corpus_with_ties(rng, num_vectors, 24)
     queries = rng.standard_normal((num_queries, 24)).astype(np.float32)
-    expected = ExactIndex.from_arrays(ids, vectors).search(queries, k)
+    expected = exact_index(ids, vectors).search(queries, k)
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     monkeypatch.setattr(exact, "may_round_factors", lambda: seed == 0)
     # its memory is elsewhere
     monkeypatch.setattr(torch.Tensor, "numpy", lambda self, real=torch.Tensor.numpy: real(self.clone()))
-    index = ExactIndex.from_arrays(ids, vectors, block_rows=(700, 4096)[seed])
+    index = exact_index(ids, vectors, block_rows=(700, 4096)[seed])
     for _ in range(2):  # the second search knows the lengths of the blocks
         found = index.search(queries, k)
-        assert found[1] == expected[1]
-        assert found[0].tobytes() == expected[0].tobytes()
+        assert same(found, expected)
 
 
 def test_products_whose_precision_torch_cannot_name_have_the_wider_bound(
@@ -142,33 +131,13 @@ def test_the_result_on_a_gpu_is_that_of_the_cpu_bit_for_bit() -> None:
     rng = np.random.default_rng(4)
     ids, vectors = corpus_with_ties(rng, 5000, 96)
     queries = rng.standard_normal((50, 96)).astype(np.float32)
-    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 30)
-    found = ExactIndex.from_arrays(ids, vectors, device="cuda", block_rows=700).search(queries, 30)
-    assert found[1] == expected[1]
-    assert found[0].tobytes() == expected[0].tobytes()
-
-
-def test_all_scores_equal_gives_the_smallest_ids() -> None:
-    ids = [f"{number:03d}" for number in range(50)][::-1]
-    scores, found = ExactIndex.from_arrays(ids, np.ones((50, 4), dtype=np.float32), block_rows=8).search(
-        np.ones((2, 4)), 3
-    )
-    assert found == [["000", "001", "002"]] * 2
-    assert (scores == 4).all()
-
-
-def test_a_corpus_sorted_from_worst_to_best_is_searched_right() -> None:
-    vectors = np.arange(100, dtype=np.float32)[:, None] * np.ones((1, 3), dtype=np.float32)
-    _, found = ExactIndex.from_arrays(
-        [f"{number:02d}" for number in range(100)], vectors, block_rows=10
-    ).search(np.ones((1, 3)), 4)
-    assert found == [["99", "98", "97", "96"]]
+    expected = exact_index(ids, vectors).search(queries, 30)
+    found = exact_index(ids, vectors, device="cuda", block_rows=700).search(queries, 30)
+    assert same(found, expected)
 
 
 def test_fewer_passages_than_asked_gives_shorter_lists() -> None:
-    scores, found = ExactIndex.from_arrays(["b", "a"], np.eye(2, dtype=np.float32)).search(
-        np.array([[1.0, 2.0]]), 100
-    )
+    scores, found = exact_index(["b", "a"], np.eye(2, dtype=np.float32)).search(np.array([[1.0, 2.0]]), 100)
     assert found == [["a", "b"]]
     assert scores.tolist() == [[2.0, 1.0]]
 
@@ -178,28 +147,22 @@ def test_half_precision_vectors_are_scored_as_stored() -> None:
     vectors = rng.standard_normal((30, 8)).astype(np.float16)
     query = rng.standard_normal((1, 8)).astype(np.float32)
     ids = [str(number) for number in range(30)]
-    assert to_rankings(ExactIndex.from_arrays(ids, vectors).search(query, 5)) == [
-        slow_top_k(ids, vectors, query[0], 5)
-    ]
+    assert to_rankings(exact_index(ids, vectors).search(query, 5)) == [slow_top_k(ids, vectors, query[0], 5)]
 
 
 def test_not_a_number_is_refused_in_passages_and_queries() -> None:
     vectors = np.ones((3, 2), dtype=np.float32)
     vectors[1, 0] = np.nan
     with pytest.raises(InputError, match="'bad'"):
-        ExactIndex.from_arrays(["x", "bad", "y"], vectors).search(np.ones((1, 2)), 1)
+        exact_index(["x", "bad", "y"], vectors).search(np.ones((1, 2)), 1)
     with pytest.raises(InputError, match="question 1"):
-        ExactIndex.from_arrays(["x"], np.ones((1, 2), dtype=np.float32)).search(
-            np.array([[1.0, 2.0], [np.inf, 0.0]]), 1
-        )
+        exact_index(["x"], np.ones((1, 2), dtype=np.float32)).search(np.array([[1.0, 2.0], [np.inf, 0.0]]), 1)
     with pytest.raises(InputError, match="too large"):
-        ExactIndex.from_arrays(["x"], np.full((1, 2), 1e30, dtype=np.float32)).search(
-            np.full((1, 2), 1e30), 1
-        )
+        exact_index(["x"], np.full((1, 2), 1e30, dtype=np.float32)).search(np.full((1, 2), 1e30), 1)
 
 
 def test_another_dimension_is_refused() -> None:
-    index = ExactIndex.from_arrays(["x"], np.ones((1, 3), dtype=np.float32))
+    index = exact_index(["x"], np.ones((1, 3), dtype=np.float32))
     with pytest.raises(InputError, match=r"\(questions, 3\)"):
         index.search(np.ones((1, 2)), 1)
     with pytest.raises(InputError, match=r"\[2, 3\]"):

@@ -12,14 +12,14 @@ import pytest
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.indexer import faiss_index
-from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import IndexChoice, IndexStore, index_class, recall_values
+from dpr.indexer.registry import IndexChoice, index_class, recall_values
+from dpr.indexer.saved import IndexStore
 from dpr.indexer.vectors import ArraySource, take_rows
 from dpr.storage import checksums
-from dpr.storage.durable import read_manifest, write_manifest
 from dpr.storage.leftovers import ProcessName
-from dpr.storage.outputs import RunLock
+from dpr.storage.locks import RunLock
+from tests.helpers.indexes import exact_index, rewrite
 
 DIMENSION = 24
 CHOICES: dict[str, dict[str, Any]] = {
@@ -78,19 +78,14 @@ def index(
 
 def exact(k: int, num_vectors: int = 1500) -> tuple[np.ndarray, list[list[str]]]:
     ids, vectors, queries = make(num_vectors)
-    return ExactIndex.from_arrays(ids, vectors).search(queries, k)
-
-
-def rewrite(folder: Path, name: str, content: bytes) -> None:
-    """Another file, with a manifest that fits it."""
-    metadata = read_manifest(folder)["metadata"]
-    (folder / name).write_bytes(content)
-    (folder / "manifest.json").unlink()
-    write_manifest(folder, metadata)
+    return exact_index(ids, vectors).search(queries, k)
 
 
 @pytest.mark.parametrize("kind", CHOICES)
 def test_it_finds_what_exact_search_finds(kind: str, tmp_path: Path) -> None:
+    import faiss
+
+    limit = faiss.get_deserialization_vector_byte_limit()
     scores, truth = exact(20)
     for folder in (None, tmp_path / "index", tmp_path / "index"):  # in memory, built on disk, opened
         found_scores, found = index(kind, folder).search(make()[2], 20)
@@ -100,6 +95,7 @@ def test_it_finds_what_exact_search_finds(kind: str, tmp_path: Path) -> None:
         if kind == "flat":
             assert found == truth
             assert found_scores.tobytes() == scores.tobytes()
+    assert faiss.get_deserialization_vector_byte_limit() == limit, "that of the whole process"
     ids, vectors, queries = make()
     for query, row in zip(queries, truth, strict=True):
         nearest = np.argsort(((vectors - query) ** 2).sum(axis=1))[:20]
@@ -224,15 +220,6 @@ def test_a_saved_index_is_read_again_only_when_a_file_is_another(
     file.write_bytes(file.read_bytes()[::-1])
     with pytest.raises(InputError, match=r"index\.faiss: content has changed"):
         index("ivf", tmp_path / "index")
-
-
-def test_reading_leaves_the_limit_of_the_process_as_it_was(tmp_path: Path) -> None:
-    import faiss
-
-    limit = faiss.get_deserialization_vector_byte_limit()
-    index("ivf", tmp_path / "index")
-    index("ivf", tmp_path / "index")
-    assert faiss.get_deserialization_vector_byte_limit() == limit
 
 
 @pytest.mark.parametrize("kind", [*CHOICES, "small", "exact"])

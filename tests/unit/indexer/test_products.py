@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from dpr.indexer import exact
-from dpr.indexer.exact import ExactIndex, kth_at_least, rounding_error
+from dpr.indexer.exact import kth_at_least, rounding_error
 from dpr.indexer.vectors import paired_dots
+from tests.helpers.indexes import exact_index
 
 KINDS = ["float32", "medium"]
 
@@ -78,7 +79,7 @@ def test_products_that_are_off_by_the_rounding_bound_do_not_change_the_result(
         out.copy_(block.double() @ queries.double().T + noise)
 
     monkeypatch.setattr(exact, "multiply", disturbed)
-    found = ExactIndex.from_arrays(ids, vectors, block_rows=200).search(queries, 20)
+    found = exact_index(ids, vectors, block_rows=200).search(queries, 20)
     assert max(largest) > (0 if kind == "float32" else 0.1)
     assert found[1] == slow_search(ids, vectors, queries, 20)
 
@@ -95,7 +96,7 @@ def test_vectors_of_any_length_are_found(
     use(kind, monkeypatch)
     ids, vectors, queries = corpus(3000, 16, 5)
     vectors = ((vectors + np.float32(shift)) * np.float32(scale)).astype(np.float32)
-    index = ExactIndex.from_arrays(ids, vectors, block_rows=1000)
+    index = exact_index(ids, vectors, block_rows=1000)
     queries = np.abs(queries)
     for number in (5, 1, 2):  # the later ones know how long the vectors are
         assert index.search(queries[:number], 10)[1] == slow_search(ids, vectors, queries[:number], 10)

@@ -12,10 +12,10 @@ import pytest
 
 from dpr.core.records import Passage
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats.question_sets import read_qrels
-from dpr.indexer.exact import ExactIndex
+from dpr.formats.qrels import read_qrels
 from dpr.integrations.mteb import MtebModel
-from dpr.retrieval.sides import DenseRetriever
+from dpr.retrieval.dense import DenseRetriever
+from tests.helpers.indexes import exact_index
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
 
@@ -62,7 +62,7 @@ def task_class(world: World) -> Any:
 
 
 def figures(world: World) -> dict[str, float]:
-    index = ExactIndex.from_arrays(
+    index = exact_index(
         [str(passage.id) for passage in world.passages], world.model.encode_passages(world.passages)
     )
     rankings = DenseRetriever(world.model, index).retrieve(

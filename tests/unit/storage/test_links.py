@@ -13,7 +13,8 @@ import pytest
 from dpr.core.errors import OutputError
 from dpr.storage.durable import append_jsonl, durable_file, durable_folder
 from dpr.storage.leftovers import open_own, temporary_beside
-from dpr.storage.outputs import ensure_built, lock_of, locked, output, require_writable
+from dpr.storage.locks import lock_of, locked
+from dpr.storage.outputs import ensure_built, output, require_writable
 
 PRECIOUS = "years of work\n"
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import CheckpointError, DprError, InputError, OutputError
-from dpr.storage import leftovers, outputs
+from dpr.storage import leftovers, locks, outputs
 from dpr.storage.checksums import recalled, remember, verify_file
 from dpr.storage.durable import durable_file, durable_folder, write_manifest
 from dpr.storage.leftovers import ProcessName
-from dpr.storage.outputs import ensure_built, lock_of, locked, output, require_writable
+from dpr.storage.locks import alone_with, lock_of, locked
+from dpr.storage.outputs import ensure_built, output, require_writable
 from tests.helpers.users import bound_by_permissions
 
 MADE_OF = {"seed": 1, "inputs": [["a.txt", "0123"]], "corpus": None}
@@ -89,7 +90,7 @@ def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(
 
 
 def test_two_at_once_do_not_write_the_same_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "this_process", lambda: ProcessName("x", 1, 0))
+    monkeypatch.setattr(locks, "this_process", lambda: ProcessName("x", 1, 0))
     with locked(tmp_path / "out", file=lock_of(tmp_path / "out")):
         monkeypatch.undo()
         with (
@@ -157,12 +158,9 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
             (cache / name / f"of {age} days").touch()
             os.utime(cache / name / f"of {age} days", (then := time.time() - age * 86_400 - 60, then))
         (cache / name / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
-    with outputs.alone_with(cache / "held.lock"):
+    with alone_with(cache / "held.lock"):
         ensure_built(cache / "new", lambda folder: folder.mkdir())
-        assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == [
-            "held.lock",
-            "of 1 days",
-        ]
+        assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["held.lock", "of 1 days"]
     with pytest.raises(KeyError):
         ensure_built(cache / "other", lambda folder: {}[folder])
     assert not (cache / "other.lock").exists()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.formats import checkpoints
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -93,8 +93,9 @@ def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: An
     )
 
 
-def stopped_run(folder: Path) -> int:
-    job = trainer(folder, EarlyStopping(patience=1, min_delta=100.0), eval_every_steps=1, global_batch_size=8)
+def stopped_run(folder: Path, **options: Any) -> int:
+    options |= {"eval_every_steps": 1, "global_batch_size": 8}
+    job = trainer(folder, EarlyStopping(patience=1, min_delta=100.0), **options)
     job.train()
     return job.progress.step
 
@@ -105,6 +106,8 @@ def test_a_run_that_was_stopped_stays_stopped(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert run_on_ranks(stopped_run, 2, tmp_path) == [2, 2]
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    with pytest.raises(CheckpointError, match=r"train\.learning_rate was 0\.01, is now 0\.02"):
+        stopped_run(tmp_path, learning_rate=0.02)
 
 
 def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(tmp_path: Path) -> None:

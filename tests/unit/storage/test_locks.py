@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.errors import CheckpointError
 from dpr.storage.leftovers import ProcessName, this_process
-from dpr.storage.outputs import LOCK_FILE, RunLock
+from dpr.storage.locks import LOCK_FILE, RunLock
 
 
 def locked_by_another(folder: Path) -> RunLock:

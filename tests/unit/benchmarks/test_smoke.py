@@ -1,0 +1,63 @@
+"""A part of the GPU benchmark runs on the CPU with tiny sizes, both sides of a comparison compute the same losses, and
+the pages say what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import measuring, page, plot, sides
+from benchmarks.__main__ import INTRODUCTION
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.workload import Texts, write_encoder
+from tests.architecture.source_files import REPOSITORY
+
+PAGE = REPOSITORY / "benchmarks" / "results" / "benchmarks.md"
+CPU, BATCH, LENGTH, ROUNDS = torch.device("cpu"), 4, 32, 3
+
+
+def test_a_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "matrix_peak", lambda *arguments, **options: 1e12)  # which takes longest
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it with its compiler
+    assert gpu.run("training", tmp_path, is_rehearsal=True) == 0
+    stored = json.loads((tmp_path / "training.json").read_text())
+    assert stored["state"] == "done" and {"sdpa", "padded", "plain loop"} <= set(stored["results"])
+
+
+@pytest.mark.parametrize("rival", ["sentence-transformers", "plain loop"])
+def test_both_sides_have_the_same_losses_and_updates(rival: str, tmp_path: Path) -> None:
+    passages = [f"passage {number} tells of " + "things " * (number % 5) for number in range(4 * BATCH)]
+    texts = Texts([f"what is number {number}" for number in range(4 * BATCH)], passages, "made up")
+    folder = tmp_path / "encoder"
+    write_encoder(folder, texts, layers=2, width=64)
+    model = sides.our_model(folder, dropout=0.0, length=LENGTH)
+    batches = sides.our_batches(model, texts, batch=BATCH)
+    ours = sides.our_training(model, batches, CPU)
+    if rival == "plain loop":
+        theirs = sides.plain_training(folder, batches, CPU, dropout=0.0, pad_to=0)
+    elif find_spec("sentence_transformers") is None:
+        pytest.skip("sentence-transformers is not installed")
+    else:
+        shape = {"batch": BATCH, "length": LENGTH, "dropout": 0.0}
+        theirs = sides.st_training(folder, texts, CPU, **shape, mini_batch_size=0)
+    losses = torch.tensor([ours() for _ in range(ROUNDS)])
+    torch.testing.assert_close(losses, torch.tensor([theirs() for _ in range(ROUNDS)]), rtol=1e-4, atol=1e-5)
+    assert losses[0].max() > 0.1 and not torch.equal(losses[0], losses[-1]), "nothing was learned"
+
+
+def test_the_pages_say_what_was_measured() -> None:
+    sections = page.read(PAGE.with_suffix(".json"))
+    assert PAGE.read_text(encoding="utf-8") == page.render(INTRODUCTION, sections, "benchmarks.svg")
+    assert PAGE.with_suffix(".svg").read_text(encoding="utf-8") == plot.bars(sections.values())
+    link = "benchmarks/results/benchmarks.md"
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"(?m)^\| \[.+\]\({link}#.+$", readme)
+    known = {
+        page.summary_row(section, ratio, link) for section in sections.values() for ratio in section.ratios
+    }
+    assert rows and not set(rows) - known, "not on the page; take these of\n" + "\n".join(sorted(known))
