@@ -20,7 +20,7 @@ from dpr.data.swapped_columns import look_swapped
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
 from dpr.data.training_data import OpenedSets, TrainingData, spread_rows
 from dpr.formats.stored_training_set import TrainingSet
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
@@ -62,7 +62,7 @@ def opened_for_run(sets: DataSets, name: str) -> OpenedSets:
     return pairs
 
 
-def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
+def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: Towers) -> OpenedSets:
     """Returns the sets of a run, with their tokens read from token stores as ``train.token_store`` says.
     User-defined sets stay as they are, as do sets already read from stores.
 
