@@ -31,7 +31,7 @@ from benchmarks.workload import SHARED, load_texts
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_files.registry import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files

@@ -19,7 +19,8 @@ from pathlib import Path
 from benchmarks.memory import Watch
 from dpr.core.logs import configure_logging
 from dpr.data.iterators import ShardedDataIterator
-from dpr.formats.training_sets import TrainingSet, open_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_sets import open_training_set
 
 BATCH, READ_EVERY = 96, 1000
 

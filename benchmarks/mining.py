@@ -32,7 +32,8 @@ from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
 from dpr.data import near_duplicates
 from dpr.formats.corpora import read_passages, write_passages
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.mining.blocks import run_job
 from dpr.mining.negatives import Mining

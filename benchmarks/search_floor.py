@@ -106,7 +106,7 @@ def figures(retriever: Retriever, questions: list[str]) -> dict[str, np.ndarray]
     """By name, a figure of the first hit of each question: higher where it is more likely an answer."""
     names = ("bm25 score", "bm25 share", "bm25 words", "dense score", "dense z")
     found: dict[str, list[float]] = {name: [] for name in names}
-    lexical: Any = retriever.side("bm25")
+    lexical: Any = retriever.sides("bm25")["bm25"]
     rankings = lexical.retrieve(questions, 1)
     best = retriever.get({ranking[0][0] for ranking in rankings if ranking})
     for question, ranking in zip(questions, rankings, strict=True):
@@ -122,7 +122,7 @@ def figures(retriever: Retriever, questions: list[str]) -> dict[str, np.ndarray]
         found["bm25 words"].append(common / max(len(words), 1))
     if "dense" not in retriever.modes:
         return {name: np.array(values) for name, values in found.items() if values}
-    dense: Any = retriever.side("dense")
+    dense: Any = retriever.sides("dense")["dense"]
     for start in range(0, len(questions), 50):
         scores, _ = dense.index.search(dense.encode(questions[start : start + 50]), dense.index.num_passages)
         found["dense score"] += scores[:, 0].tolist()

@@ -69,7 +69,7 @@ def _row(name: str, seconds: list[float], bar: float | None = None) -> str:
 def _write_inputs(folder: Path) -> None:
     from benchmarks.workload import load_texts, write_encoder
     from dpr.core.records import Passage, TrainingSample
-    from dpr.formats.training_sets import write_training_set
+    from dpr.formats.training_files.dpr import write_training_set
 
     write_encoder(folder / "encoder", load_texts(128), layers=1, width=64)
     rng = random.Random(0)

@@ -32,7 +32,9 @@ from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 
 NAME, LENGTH, BATCH = "synthetic", 256, 96
 OPTIONS = DataSetSettings()

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from dpr.core.records import TrainingSample
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.mining.search import write_training_passages
 
 SHARE, FIRST = 0.05, (50, 100, 200)

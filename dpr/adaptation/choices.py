@@ -11,9 +11,10 @@ from typing import Any
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
-from dpr.formats.checkpoints import is_checkpoint, resolve_checkpoint
+from dpr.formats.checkpoints import is_checkpoint
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.models.backbones import files_of_model, local_model
+from dpr.models.sources import files_of_model, local_model
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_manifest

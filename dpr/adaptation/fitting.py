@@ -8,7 +8,7 @@ from dpr.adaptation import linear_layer, static_student
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.distributed import resolve_device
 from dpr.data.pairs import PseudoPairs
-from dpr.formats.checkpoints import write_run
+from dpr.formats.run_folders import write_run
 from dpr.models.biencoder import BiEncoder
 
 FITTED = "fitted"

@@ -23,7 +23,7 @@ from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.logs import details_in, get_logger
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
-from dpr.formats.checkpoints import RUN_FILE
+from dpr.formats.run_folders import RUN_FILE
 from dpr.formats.verification import problems_below
 from dpr.storage.durable import read_json, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers

@@ -17,10 +17,10 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.core.logs import counted
 from dpr.data.pairs import PseudoPairs
-from dpr.formats.checkpoints import TokenFrequencies
+from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pooling import IdfPooling, set_idf
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 
 # Measured on eight collections (benchmarks/results/students.md).
 MOST_QUESTIONS = 10_000

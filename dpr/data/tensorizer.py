@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -92,7 +93,7 @@ class Tensorizer:
     @classmethod
     def load(
         cls,
-        name_or_folder: str | Path,
+        name_or_folder: str | os.PathLike[str],
         *,
         sequence_length: int,
         question_length: int = 0,
@@ -119,7 +120,10 @@ class Tensorizer:
         )
         if do_lower_case not in (None, made.do_lower_case):
             warn_once(
-                logger, "do_lower_case=%s has no effect on the tokenizer of %s", do_lower_case, name_or_folder
+                logger,
+                "do_lower_case=%s has no effect on the tokenizer of %s",
+                do_lower_case,
+                str(name_or_folder),
             )
         return made
 
@@ -417,7 +421,7 @@ class Tensorizer:
             with panics_caught():
                 return self.tokenizer(texts, **options)
         except TypeError as error:
-            from dpr.formats.text_input import has_lone_surrogate  # training does not load it otherwise
+            from dpr.formats.checked_values import has_lone_surrogate  # training does not load it otherwise
 
             parts = (part for text in texts for part in ([text] if isinstance(text, str) else text))
             odd = next(filter(has_lone_surrogate, parts), None)

@@ -18,16 +18,14 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.machine import panics_caught, reading
-from dpr.core.paths import odd_kind
 from dpr.core.settings import listed
-from dpr.storage.durable import read_json
-from dpr.storage.untrusted import describe, inside, leads_inside
+from dpr.formats.model_folder import CONFIG, look
+from dpr.storage.untrusted import describe, inside
 
 TOKENIZER = "tokenizer.json"
-_CONFIG = "config.json"
 _OBJECTS = (
     TOKENIZER,
-    _CONFIG,
+    CONFIG,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -43,16 +41,6 @@ _MOST = {
     r".*": 1 << 31,
 }
 _NODES_AT_ONCE = 4096
-_MIB = 1 << 20
-# The files of a folder that models and tokenizers are read from, with the largest size of each kind; of
-# weights, None.
-_READ: dict[str, int | None] = {
-    r".*\.(safetensors|bin|pt)": None,
-    r"(tokenizer|vocab)\.json|(vocab|merges)\.txt|.*\.model": 256 * _MIB,
-    r"(tokenizer_config|added_tokens|special_tokens_map|.*\.index)\.json": 32 * _MIB,
-    r"(.*config.*|modules)\.json|chat_template\..*": _MIB,
-}
-_OWN = ("encoder_settings.json", "token_frequencies.json")
 _LONGEST_TEXT = 1 << 14
 _GROWTH = {"BertNormalizer": 3, "Metaspace": 2, "ByteLevel": 4}
 _GROWTH_OF_FORMS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3}
@@ -62,71 +50,29 @@ _MOST_GROWTH = 1000
 to 18, and steps that put spaces around punctuation 12 each."""
 
 
-def is_read(name: str) -> bool:
-    """True if a model or a tokenizer is read from a file of this name in its folder."""
-    return name in _OWN or any(re.fullmatch(pattern, name) for pattern in _READ)
-
-
-def check_files(folder: Path, *, within: Path | None = None) -> None:
-    """Raises InputError if reading a model folder would leave it, or would read texts of a size that no model
-    has.
-
-    Links in a model folder may lead out of it, and so may the names in an index of weights. ``folder`` itself
-    may be a link if a person typed it; a folder that the model folder ``within`` names must be inside that.
-    """
-    if within is not None and not leads_inside(within, folder):
-        raise InputError("is a link", file=folder, expected=f"a folder inside {within}")
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ():
-        kind = next((pattern for pattern in _READ if re.fullmatch(pattern, entry.name)), None)
-        if kind is None:
-            continue
-        file = folder / entry.name
-        if odd := odd_kind(file):
-            raise InputError(f"is {odd}", file=file, expected="a file")
-        most = _READ[kind]
-        if entry.is_symlink() and not leads_inside(folder, file):
-            raise InputError(
-                "is a link",
-                file=file,
-                expected=f"a file inside {folder}, or a blob of a hub's cache that it is in",
-            )
-        if most is not None and file.is_file() and (size := entry.stat().st_size) > most:
-            raise InputError(f"has {size:,} bytes", file=file, expected=f"at most {most:,}")
-        if not entry.name.endswith(".index.json"):
-            continue
-        index = read_json(file)
-        names = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(names, dict):
-            raise InputError("has no weight_map", file=file, expected="files by the names of their weights")
-        for name in names.values():
-            if inside(folder, name, stated_in=file.name).suffix != ".safetensors":
-                raise InputError(f"names {describe(name)}", file=file, expected="safetensors files beside it")
-
-
-def check_tokenizer_files(folder: Path) -> None:
-    """Raises InputError as ``check_files`` does, and for files that are not JSON objects, an unknown kind of
+def check_tokenizer_files(folder: str | os.PathLike[str]) -> None:
+    """Raises InputError as ``look`` does, and for files that are not JSON objects, an unknown kind of
     vocabulary, names of files elsewhere, and tables that point outside themselves."""
-    check_files(folder)
+    found = look(folder)
     names = [*_OBJECTS]
     for name in names:  # the list grows in the loop
-        if (folder / name).is_file():
-            state = read_json(folder / name)
-            if not isinstance(state, dict):
-                raise InputError(f"is {describe(state)}", file=folder / name, expected="an object")
-            if name == _CONFIG:
-                check_numbers(state, folder / name)  # the tokenizer's loader makes a config too
-            for key in (
-                state if name == "special_tokens_map.json" else ()
-            ):  # the tokenizer takes them for its own arguments
+        if not found.has(name):
+            continue
+        file = found.path / name
+        state = found.settings(name)
+        if name == CONFIG:
+            check_numbers(state, file)  # the tokenizer's loader makes a config too
+        if name == "special_tokens_map.json":
+            for key in state:  # the tokenizer takes them for its own arguments
                 if key.endswith("_file"):
                     raise InputError(
-                        f"{key} is {describe(state[key])}", file=folder / name, expected="no file elsewhere"
+                        f"{key} is {describe(state[key])}", file=file, expected="no file elsewhere"
                     )
-            for file in listed(state.get("fast_tokenizer_files")):
-                inside(folder, file, stated_in=name)
-                names.append(file)
-            if name not in _OBJECTS[1:] and (found := _fault(state)):
-                raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
+        for other in listed(state.get("fast_tokenizer_files")):
+            inside(found.path, other, stated_in=name)
+            names.append(other)
+        if name not in _OBJECTS[1:] and (fault := _fault(state)):
+            raise InputError(fault, file=file, hint="copy the tokenizer's files again")
 
 
 def check_numbers(values: Any, file: str | Path) -> None:
@@ -248,7 +194,7 @@ def _longest_in(charsmap: Any) -> int:
     return max(longest, 1)
 
 
-def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
+def load_tokenizer(name_or_folder: str | os.PathLike[str], **options: Any) -> Any:
     """Loads the tokenizer of a Hugging Face model or folder. A folder is read without the network. Code in it
     is never run.
 
@@ -258,11 +204,12 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     from transformers import AutoTokenizer
     from transformers.utils import has_file
 
-    if Path(name_or_folder).exists():
-        check_tokenizer_files(Path(name_or_folder))
+    name = str(name_or_folder)
+    if Path(name).exists():
+        check_tokenizer_files(name_or_folder)
     try:
-        with reading(name_or_folder), panics_caught():
-            tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
+        with reading(name), panics_caught():
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
             # fails if the unknown token is not in the vocabulary
             tokenizer(_UNUSUAL, verbose=False)
     except Exception as error:  # the tokenizers package raises plain Exceptions over damaged files
@@ -271,26 +218,23 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
             " Hugging Face cache"
         )
         found = f"no tokenizer could be loaded ({first_line(error)})"
-        name = str(name_or_folder)
         if "/" in name and not Path(name).exists():
             is_path = name.startswith((".", "/")) or name.count("/") > 1
             found = "no such folder" if is_path else f"no such folder, and {found}"
-        raise InputError(found, file=name_or_folder, hint=hint) from error
+        raise InputError(found, file=name, hint=hint) from error
     if not isinstance(tokenizer.model_max_length, int | float):
-        raise InputError(
-            "model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json"
-        )
+        raise InputError("model_max_length is not a number", file=Path(name) / "tokenizer_config.json")
     files = [
         TOKENIZER,
         *tokenizer.vocab_files_names.values(),
         *tokenizer.init_kwargs.get("fast_tokenizer_files", ()),
     ]
     # else transformers makes one of nothing
-    is_read = any(has_file(str(name_or_folder), file, local_files_only=True) for file in files)
+    is_read = any(has_file(name, file, local_files_only=True) for file in files)
     if not is_read or len(tokenizer) <= len(tokenizer.all_special_ids):
         raise InputError(
             "has no vocabulary",
-            file=name_or_folder,
+            file=name,
             expected="tokenizer.json or vocab.txt beside config.json",
         )
     return tokenizer

@@ -41,8 +41,8 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import spread_rows
 from dpr.data.words import written_spans
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.token_store import LAYOUT_VERSION, TokenPartWriter, TokenStore, finish_store, token_dtype
-from dpr.formats.training_sets import TrainingSet
 from dpr.storage.checksums import cache_root
 from dpr.storage.outputs import cached_problem, ensure_built
 from dpr.storage.steps import Steps

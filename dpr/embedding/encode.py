@@ -18,7 +18,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.source import PassageSource, StoredSource
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 
 logger = get_logger(__name__)
 
@@ -56,7 +56,7 @@ def tokenize_passages(tensorizer: Tensorizer, passages: Sequence[Passage]) -> To
 
 
 def encode_tokens(
-    model: BiEncoder,
+    model: Towers,
     tokens: TokenBatch,
     *,
     encoder_type: str = "ctx",
@@ -84,7 +84,7 @@ def encode_tokens(
 
 
 def encode_within_memory(
-    model: BiEncoder,
+    model: Towers,
     tokens: TokenBatch,
     budget: TokenBudget,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
@@ -13,8 +13,10 @@ from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.corpora import check_unique_ids, read_passages
-from dpr.formats.text_store import TextStore, open_store
 from dpr.storage.checksums import content_sha256
+
+if TYPE_CHECKING:
+    from dpr.formats.text_store import TextStore
 
 logger = get_logger(__name__)
 
@@ -129,6 +131,8 @@ def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> Pass
         source.file.is_file() and source.file.stat().st_size < least_bytes
     ):
         return source
+    from dpr.formats.text_store import open_store  # a small corpus needs no Arrow
+
     try:
         store = open_store(source.file, source.columns)
     except OSError as error:  # no such folder, or no room in it

@@ -21,7 +21,7 @@ from dpr.evaluation.significance import (
     mean_of,
     paired_test,
 )
-from dpr.formats.results import MetricsFile, PerQuestion
+from dpr.formats.metrics_files import MetricsFile, PerQuestion
 
 _NUM_CHANGED = 20
 _TEXT_LIMIT = 90

@@ -22,7 +22,8 @@ from dpr.evaluation.ranking_metrics import (
     values_of,
     with_relevant,
 )
-from dpr.formats.results import Hit, PerQuestion, RetrievedQuestion, write_metrics
+from dpr.formats.metrics_files import PerQuestion, write_metrics
+from dpr.formats.results import Hit, RetrievedQuestion
 
 logger = get_logger(__name__)
 

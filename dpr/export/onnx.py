@@ -29,7 +29,7 @@ from dpr.export.formats import Format
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.trials import pad_id
+from dpr.models.properties import pad_id
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import inside
 

@@ -30,6 +30,7 @@ from dpr.export.towers import (
     write_tokenizer,
     write_tower,
 )
+from dpr.formats.model_folder import look
 from dpr.models.biencoder import BiEncoder
 from dpr.models.folders.dense import write_dense, write_module
 from dpr.models.folders.modules import (
@@ -48,7 +49,7 @@ from dpr.models.folders.modules import (
 )
 from dpr.models.folders.static_table import write_table
 from dpr.models.pooling import RootIdfPooling
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 from dpr.storage.durable import durable_file
 
 ROOT_MODULE = "root_static_embedding"
@@ -222,7 +223,7 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         given: list[Any] = list(items)
     else:
         encoder = model.encode_document
-        text = TextSettings(**own_text(folder))
+        text = TextSettings(**own_text(look(folder)))
         shown = [presented(passage, text) for passage in items]
         given = [(part.title, part.text) if part.title else part.text for part in shown]
     return np.asarray(encoder(given, batch_size=_BATCH, show_progress_bar=False), np.float32)

@@ -18,7 +18,7 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, text_sha256
 from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import read_metadata
+from dpr.formats.passage_metadata import read_metadata
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import decode_ids
 from dpr.storage.durable import MANIFEST, describe_file
@@ -41,7 +41,7 @@ class RowBatch:
 class VectorRows:
     """All rows of some shards. Without ``sources``, rows have only an id and a vector.
 
-    ``metadata`` are fields of the corpus, name -> kind (``dpr/formats/corpora.py``).
+    ``metadata`` are fields of the corpus, name -> kind (``dpr/formats/passage_metadata.py``).
     """
 
     shards: Sequence[VectorShard]

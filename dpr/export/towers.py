@@ -20,7 +20,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.folders.hugging_face_dpr import CTX, QUESTION
 from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 
 _SPECIAL = ("eos_token", "bos_token", "unk_token", "cls_token", "sep_token", "mask_token")
 

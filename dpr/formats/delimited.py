@@ -1,6 +1,5 @@
 """Delimited files (corpora, questions, pairs, judgements): the fields of every row, by one rule of quoting
-for all commands. Also the names of columns and keys, in these files and in the records of this and other
-toolkits.
+for all commands.
 
 A tab separates fields, or a comma or semicolon if the header or the name of the file says so, or the sign
 that a first line such as ``sep=;`` names. The first megabyte determines, for the whole file, whether quotes
@@ -16,85 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.formats.field_names import ALL_NAMES, normal_name
 from dpr.formats.text_input import MAX_LINE_BYTES, iter_lines
 
 _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")
-
-# The first one that is there counts. A passage's own id stands before that of the document it was cut from:
-# MS MARCO's have pid and docid.
-ROW_IDS = ("_id", "id")
-NAMED_PASSAGE_IDS = tuple("passage_id psg_id pid docid doc_id document_id docno corpus_id".split())
-PASSAGE_IDS = (*ROW_IDS, *NAMED_PASSAGE_IDS)
-PASSAGE_TEXTS = tuple(
-    "text contents content passage passage_text document_text doc_text segment body document "
-    "paragraph context".split()
-)
-TITLES = ("title", "passage_title", "document_title", "doc_title")
-NAMED_QUESTION_IDS = ("query_id", "qid", "question_id", "topic_id")
-QUESTION_IDS = (*ROW_IDS, *NAMED_QUESTION_IDS)
-QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
-ANSWERS = ("answers", "answer")
-POSITIVES = tuple(
-    "positive positives pos positive_passages positive_ctxs pos_doc pos_docs passage context document".split()
-)
-NEGATIVES = tuple(
-    "negative negatives neg negs hard_negative hard_negatives hard_neg hard_negs neg_doc neg_docs "
-    "negative_passages hard_negative_passages negative_ctxs hard_negative_ctxs".split()
-)
-GRADES = tuple("score grade rel relevance relevancy label rating judgement judgment qrel".split())
-LABELS = tuple(
-    "label labels relevance is_relevant relevant grade rating score scores similarity "
-    "similarity_score".split()
-)
-ALL_NAMES = {
-    *PASSAGE_IDS,
-    *PASSAGE_TEXTS,
-    *TITLES,
-    *QUESTION_IDS,
-    *QUESTIONS,
-    *ANSWERS,
-    *POSITIVES,
-    *NEGATIVES,
-    *GRADES,
-}
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
 _STATED = re.compile(r'"?sep=([,;])"?\s*')
 """A first line that tells Excel the separator of fields."""
 _HEAD_CHARACTERS = 2**20
 _ENCLOSED = re.compile(r'(?<![^\t])"((?:[^"]|"")*)"(?![^\t])')  # a whole field between tabs
-
-
-def keys_of(record: Mapping[str, Any]) -> str:
-    """Returns the keys of a record, as messages show them."""
-    shown = ", ".join(map(str, list(record)[:12]))
-    return shown + (" ..." if len(record) > 12 else "") if record else "none"
-
-
-def name_in(record: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Returns the first of ``names`` under which the record has a value other than null; else the first that
-    it has at all; else an empty text."""
-    filled = next((name for name in names if record.get(name) is not None), "")
-    return filled or next((name for name in names if name in record), "")
-
-
-def require_name(record: Mapping[str, Any], names: Sequence[str], what: str) -> str:
-    """Returns a name as ``name_in`` does. If the record has none of ``names``, raises ValueError with the
-    keys that it has."""
-    if name := name_in(record, names):
-        return name
-    listed = ", ".join(dict.fromkeys(names))
-    raise ValueError(
-        f"no {what} among the keys {keys_of(record)}, expected {'one of ' if ',' in listed else ''}{listed}"
-    )
-
-
-def normal_name(field: str) -> str:
-    """Returns the name of a column in small letters, words joined by underscores: ``Query-ID`` gives
-    ``query_id``."""
-    return field.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 def are_names(row: Sequence[str]) -> bool:

@@ -6,7 +6,6 @@ import codecs
 import io
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,11 +99,6 @@ def indented_record(value: dict[str, Any]) -> str:
     it."""
     # Newlines inside strings are escaped; str.splitlines would also split at U+2028, which is not.
     return ("\n" + json.dumps(value, indent=4, ensure_ascii=False)).replace("\n", "\n    ")
-
-
-def is_finite_number(value: Any) -> bool:
-    """True if a JSON value is a number that a float can hold; JSON's integers are unbounded."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _record(raw: bytes, path: Path, line: int, column: int, too_long: bool = False) -> JsonRecord:

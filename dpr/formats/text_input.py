@@ -1,5 +1,5 @@
 """Text files of users: plain or gzip (recognised by content), UTF-8 with or without BOM, any newline. Errors
-name file and line. YAML is read as plain values, never as objects."""
+name file and line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
 from dpr.core.errors import InputError
 from dpr.core.logs import WatchedFile, get_logger
-from dpr.core.paths import matching_paths as matching_paths
-from dpr.core.paths import odd_kind
+from dpr.core.paths import matching_paths, odd_kind
 
 logger = get_logger(__name__)
-
 MAX_LINE_BYTES = 16 * 2**20
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
@@ -43,7 +39,6 @@ _OTHER_CONTENT = (
     (0, b"version https://git-lfs", "a pointer of Git LFS to the file", "git lfs pull fetches it"),
 )
 _MAGIC_BYTES = 265
-_MOST_VALUES = 100_000  # values of a YAML file whose aliases stand for copies
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -169,70 +164,3 @@ def without_nul(text: str, path: Path, line: int, *, is_json: bool = False) -> s
         _warned.add(path)
         logger.warning("%s:%d: NUL characters are read as spaces", path, line)
     return plain
-
-
-def has_lone_surrogate(text: str) -> bool:
-    """True if JSON escapes left half of a character, which no UTF-8 file can hold."""
-    if text.isascii():
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def read_yaml(path: str | Path) -> Any:
-    """Returns the value in a YAML file: mappings, lists, texts, numbers, true, false and null.
-
-    Raises:
-        InputError: missing, unreadable, or not such YAML; names the line.
-    """
-    file = Path(path)
-    with open_input(file) as stream:
-        content = stream.read()
-    try:
-        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
-        root = loader.get_single_node()
-        if root is None:
-            return None
-        _count(root, {})
-        return loader.construct_document(root)
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise InputError(
-            f"0x{content[error.start]:02x} is not UTF-8", file=file, line=line, hint="save the file as UTF-8"
-        ) from None
-    except yaml.MarkedYAMLError as error:
-        found = ", ".join(filter(None, (error.context, error.problem)))
-        mark = error.problem_mark
-        raise InputError(f"not YAML: {found}", file=file, line=mark.line + 1 if mark else None) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date that does not exist
-        raise InputError(f"not YAML: {str(error).splitlines()[0]}", file=file) from None
-
-
-def _count(node: Any, sizes: dict[int, int]) -> int:
-    """Returns the number of values in a node if every alias stands for a copy of the node it names. Raises
-    YAMLError for a key that occurs twice."""
-    if id(node) in sizes:
-        return sizes[id(node)]
-    sizes[id(node)] = _MOST_VALUES  # for an alias inside the node that it names
-    size = 1
-    lines: dict[str, int] = {}
-    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
-        if isinstance(child, tuple):
-            key, child = child
-            name = str(key.value)
-            if name in lines:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {name!r} is also in line {lines[name]}", problem_mark=key.start_mark
-                )
-            lines[name] = key.start_mark.line + 1
-        size += _count(child, sizes)
-        if size >= _MOST_VALUES:
-            raise yaml.MarkedYAMLError(
-                problem=f"its aliases make it more than {_MOST_VALUES:,} values",
-                problem_mark=child.start_mark,
-            )
-    sizes[id(node)] = size
-    return size

@@ -9,127 +9,37 @@ same code reads every layout that a file may have, and the identity of the data 
 2. Good ones go, in batches, into a folder of the cache named by the files' content. Ranks that start together
    build it once.
 3. ``TrainingSet`` maps that folder: memory does not grow with the file, and workers reopen it by its path.
-
-    rows.arrow       one row per sample, as an Arrow stream of record batches
-    duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more
-                     than once; questions are told apart by every letter (``composed``)
-    questions.npy    (n,) uint64: a hash of each row's question without differences of case and spacing
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from dpr.core.errors import ConfigError, InputError, first_line
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
-from dpr.core.machine import require
-from dpr.core.records import Passage, TrainingSample, composed, plain, rows_of, text_hash
-from dpr.formats.arrays import rows_of_repeated
-from dpr.formats.arrow_files import MappedBatches, chosen_split, write_batches
+from dpr.core.records import TrainingSample
+from dpr.formats.given_rows import are_files, is_hub_name, rows_file
+from dpr.formats.stored_training_set import TrainingSet, write_rows
 from dpr.formats.text_input import expand_files
-from dpr.formats.training_files.registry import READERS, files_read, format_of
-from dpr.formats.training_files.registry import write_training_set as write_training_set
-from dpr.formats.training_files.rows import Counts, ReadOptions, UsableRows, shown
-from dpr.formats.training_records import sample_to_json
+from dpr.formats.text_store import open_store
+from dpr.formats.training_files.beir import files_read
+from dpr.formats.training_files.dpr import sample_to_json
+from dpr.formats.training_files.registry import READERS, format_of
+from dpr.formats.training_files.rows import ReadOptions
+from dpr.formats.training_files.usable_rows import UsableRows, shown
 from dpr.storage.checksums import cache_root, content_sha256
-from dpr.storage.durable import durable_folder, read_manifest, writing
-from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
+from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built
 
 logger = get_logger(__name__)
-
 _CACHE_VERSION = 9  # changes with what is read out of a file, so that old cache folders are not used
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
-
-HUB = "hf://"
-_ROWS = "rows.arrow"
-_DUPLICATES = "duplicates.npy"
-_QUESTIONS = "questions.npy"
-
-_PASSAGE = {
-    "text": pa.string(),
-    "title": pa.string(),
-    "id": pa.string(),
-    "has_score": pa.bool_(),
-    "teacher_score": pa.float64(),
-}
-_PASSAGES = pa.list_(pa.struct(_PASSAGE))
-_LISTS = ("positives", "hard_negatives", "other_negatives")
-_SCHEMA = pa.schema(
-    {"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)}
-)
-_EXPECTED = (
-    "a path, a pattern, a list of these, a list of dictionaries or of (question, passage), a frame of pandas, a"
-    " data set of the package datasets, or hf://user/name"
-)
-
-
-class TrainingSet(MappedBatches):
-    """A training set on disk, by row number. Pickles as a path."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        metadata = read_manifest(folder)["metadata"]
-        super().__init__(folder / _ROWS)
-        self.name = name
-        self.fingerprint: str = metadata["fingerprint"]
-        """Hash that changes with the content of the files, not with their names or times."""
-        self.counts = Counts(**metadata["counts"])
-        self.unread: dict[str, str] = metadata["unread"]
-        """Warnings about keys that are not read, by key."""
-        self._folder = folder
-        self._duplicate_rows, self._leaders = np.ascontiguousarray(np.load(folder / _DUPLICATES).T)
-        self.question_hashes: np.ndarray = np.load(folder / _QUESTIONS)
-        """Hashes that are equal for questions that are equal except for case and spacing."""
-        order = np.argsort(self._leaders, kind="stable")
-        self._leaders_in_order = self._leaders[order]
-        self._rows_by_leader = self._duplicate_rows[order]
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (TrainingSet, (self._folder, self.name))
-
-    def __getitem__(self, row: int) -> TrainingSample:
-        batch, index = self.find(row)
-        positives, hard_negatives, other_negatives = (_passages(batch, name, index) for name in _LISTS)
-        answers = tuple(batch.column("answers")[index].as_py())
-        return TrainingSample(
-            batch.column("question")[index].as_py(), positives, hard_negatives, other_negatives, answers
-        )
-
-    def known_positives(self, row: int) -> tuple[Passage, ...]:
-        """Returns all passages known to answer the question of ``row``: its own, then those of rows with
-        exactly the same question."""
-        known: dict[Passage, None] = {}
-        for same in (row, *self.rows_with_same_question(row)):
-            batch, index = self.find(same)
-            known |= dict.fromkeys(_passages(batch, "positives", index))
-        return tuple(known)
-
-    def rows_with_same_question(self, row: int) -> list[int]:
-        """Returns other rows whose question is exactly that of ``row``, in order."""
-        index = int(np.searchsorted(self._duplicate_rows, row))
-        if index == len(self._duplicate_rows) or self._duplicate_rows[index] != row:
-            return []
-        leader = self._leaders[index]
-        low, high = np.searchsorted(self._leaders_in_order, [leader, leader + 1])
-        return [int(member) for member in self._rows_by_leader[low:high] if member != row]
-
-
-def _passages(batch: pa.RecordBatch, column: str, index: int) -> tuple[Passage, ...]:
-    listed = batch.column(column)
-    start = listed.offsets[index].as_py()
-    end = listed.offsets[index + 1].as_py()
-    fields = (listed.values.field(name).slice(start, end - start).to_pylist() for name in _PASSAGE)
-    return tuple(Passage(*values) for values in zip(*fields, strict=True))
 
 
 def open_training_set(
@@ -165,7 +75,7 @@ def open_training_set(
     if on_bad_row not in ("fail", "skip"):
         raise ConfigError(f"on_bad_row={on_bad_row} is not known; choose one of fail, skip")
     cache = cache_root(cache_dir)
-    options = ReadOptions(cache_dir=cache, split=split, columns=dict(columns or {}))
+    options = ReadOptions(partial(open_store, cache_dir=cache), split=split, columns=dict(columns or {}))
     limit = max_bad_rows if on_bad_row == "skip" else None
     if are_files(data):
         paths = expand_files(data)
@@ -173,11 +83,11 @@ def open_training_set(
             raise ConfigError(
                 f"split={split} was given, but {shown(paths)} is a file; folders and data sets have splits"
             )
-        folder = _built(paths, options, limit)
+        folder = _built(paths, options, limit, cache)
     else:
         origin = data if is_hub_name(data) else "rows in memory"
         with rows_file(data, split=split, cache=cache) as file:
-            folder = _built([file], replace(options, split=""), limit, origin=origin)
+            folder = _built([file], replace(options, split=""), limit, cache, origin=origin)
     opened = TrainingSet(folder, name)
     counts = opened.counts
     told = "%s: read %d records, kept %d, dropped %d without positives, rejected %d"
@@ -187,10 +97,11 @@ def open_training_set(
     return opened
 
 
-def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin: str = "") -> Path:
+def _built(
+    paths: list[Path], options: ReadOptions, limit: int | None, cache: Path, *, origin: str = ""
+) -> Path:
     """Returns the cache folder of the rows of these files, up to ``limit`` of which may be bad. ``origin``
     names the source of rows that were written to a temporary file."""
-    cache = cache_root(options.cache_dir)
     usable = UsableRows(limit, file=cache / "rejected-too-many.jsonl")
     digest = hashlib.sha256(_FINGERPRINT)
 
@@ -218,7 +129,7 @@ def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin
     def build(folder: Path) -> None:
         metadata: dict[str, Any] = {}
         with durable_folder(folder, overwrite=True, metadata=metadata) as temporary:
-            _write_rows(temporary, samples())
+            write_rows(temporary, samples())
             usable.require_some(paths)
             if folder_name() != folder.name:
                 again = "rerun the same command when it is complete"
@@ -235,120 +146,3 @@ def _built(paths: list[Path], options: ReadOptions, limit: int | None, *, origin
     folder = cache / folder_name()
     ensure_built(folder, build)
     return folder
-
-
-def _write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
-    """Writes samples in order, and the rows that share a question, into a folder. Takes the memory of one
-    batch, and 8 bytes per sample."""
-    hashes = array("Q")
-
-    def rows() -> Iterator[list[Any]]:
-        for sample in samples:
-            hashes.append(text_hash(plain(sample.question)))
-            passages = (
-                [(p.text, p.title, p.id, p.has_score, p.teacher_score) for p in getattr(sample, name)]
-                for name in _LISTS
-            )
-            yield [sample.question, sample.answers, *passages]
-
-    def characters(row: list[Any]) -> int:
-        return len(row[0]) + sum(len(text) + len(title) for listed in row[2:] for text, title, *_ in listed)
-
-    write_batches(folder / _ROWS, _SCHEMA, rows(), characters)
-    hashed = np.frombuffer(hashes, dtype=np.uint64)
-    np.save(folder / _QUESTIONS, hashed)
-    # Rows of equal hash, confirmed by comparing the questions themselves.
-    stored = MappedBatches(folder / _ROWS)
-    first: dict[str, int] = {}
-    pairs = []
-    for row in rows_of_repeated(hashed):
-        batch, index = stored.find(row)
-        pairs.append((row, first.setdefault(composed(batch.column("question")[index].as_py()), row)))
-    repeated = {leader for row, leader in pairs if row != leader}
-    duplicates = [pair for pair in pairs if pair[1] in repeated]
-    np.save(folder / _DUPLICATES, np.array(duplicates, dtype=np.int64).reshape(-1, 2))
-
-
-def is_hub_name(data: Any) -> bool:
-    """True for a name of a data set of the hub: ``hf://user/name``, or ``hf://user/name/configuration``."""
-    return isinstance(data, str) and data.startswith(HUB)
-
-
-def are_files(data: Any) -> bool:
-    """True for a path or pattern, or a list of them."""
-    listed = data if isinstance(data, list | tuple) else [data]
-    return not is_hub_name(data) and all(isinstance(item, str | Path) for item in listed)
-
-
-@contextmanager
-def rows_file(data: Any, *, split: str, cache: Path) -> Iterator[Path]:
-    """Yields a file with the rows of ``data``, a JSON object a line, for the duration of the block.
-
-    Raises:
-        InputError: a value of a row has no type of JSON. Errors of the block about a line of the file name
-        the row instead.
-        ConfigError: ``data`` is of another type, or has several splits and none is chosen.
-        OutputError: there is no room for the file.
-    """
-    rows = _hub_rows(data, split) if is_hub_name(data) else _rows(data, split)
-    folder = temporary_beside(cache / "rows")
-    file = folder / "rows.jsonl"
-    try:
-        with writing(folder):
-            remove_leftovers_once(cache)
-            folder.mkdir(parents=True)
-        with writing(file, calls_others=True), open_own(file, "xb") as out:
-            for number, row in enumerate(rows, 1):
-                out.write(_line(number, row))
-        yield file
-    except InputError as error:
-        if str(error.file) != str(file):
-            raise
-        where = data if is_hub_name(data) else None
-        row = f"the rows given: {error.found}" if error.line is None else f"row {error.line}: {error.found}"
-        raise InputError(row, file=where, expected=error.expected, hint=error.hint) from None
-    finally:
-        remove(folder)
-
-
-def _rows(data: Any, split: str) -> Iterable[Any]:
-    """Returns the rows of a list, or of the split of a data set."""
-    if isinstance(data, dict) and data and all(hasattr(part, "column_names") for part in data.values()):
-        return _rows(data[chosen_split(list(data), split, Path("the data set"))], "")  # a DatasetDict
-    if split:
-        raise ConfigError(f"split={split} was given with data that have no splits")
-    rows: Iterable[Any] = rows_of(data)
-    if isinstance(rows, str | bytes | Path | Mapping) or not isinstance(rows, Iterable):
-        raise ConfigError(f"training data of type {type(data).__name__}, expected {_EXPECTED}")
-    return rows
-
-
-def _hub_rows(name: str, split: str) -> Iterable[Any]:
-    datasets = require("datasets", extra="dev", purpose=f"reading {name}")
-    owner, _, rest = name.removeprefix(HUB).partition("/")
-    title, _, configuration = rest.partition("/")
-    if not owner or not title:
-        raise ConfigError(
-            f"{name} is no name of the hub; expected hf://user/name, or hf://user/name/configuration"
-        )
-    try:
-        dataset = datasets.load_dataset(f"{owner}/{title}", configuration or None)
-    except Exception as error:  # errors of the network, its client, or the files there
-        hint = "is there a network? dpr prepare reads files that were fetched elsewhere"
-        raise InputError(f"could not be fetched ({first_line(error)})", file=name, hint=hint) from None
-    return _rows(dataset, split)
-
-
-def _line(number: int, row: Any) -> bytes:
-    texts = getattr(row, "texts", row)  # texts of an InputExample
-    if isinstance(texts, list | tuple) and len(texts) > 1 and all(isinstance(text, str) for text in texts):
-        row = {"question": texts[0], "positive": texts[1], "negative": texts[2:]}
-    if not isinstance(row, Mapping):
-        expected = "a dictionary, such as {'question': ..., 'positive': ...}, or (question, passage)"
-        raise InputError(f"row {number}: of type {type(row).__name__}", expected=expected)
-    try:
-        # values of numpy and the like have tolist
-        return (json.dumps(dict(row), default=lambda value: value.tolist()) + "\n").encode()
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        expected = "texts, numbers, lists, objects"
-        raise InputError(f"row {number}: cannot be read ({first_line(error)})", expected=expected) from None

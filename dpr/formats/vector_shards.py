@@ -3,9 +3,9 @@ written last.
 
     X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of
     int8
-        scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
+        scales-00000.npy   (n,) float32, with codes only (dpr/formats/vector_codes.py)
         ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
-        (pack_ids in dpr/formats/arrays.py)
+        (dpr/formats/packed_ids.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
 
 Before the manifest is written, a chunk is a step (dpr/storage/steps.py): several processes may write
@@ -27,19 +27,12 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.paths import matching_paths
 from dpr.core.records import MAX_ID_BYTES, text_sha256
-from dpr.formats.arrays import (
-    DTYPES,
-    PackedIds,
-    array_names,
-    array_writers,
-    decode,
-    encode,
-    first_duplicate,
-    map_vectors,
-    pack_ids,
-)
-from dpr.formats.text_input import matching_paths
+from dpr.formats.id_hashes import first_duplicate
+from dpr.formats.npy_files import array_writers
+from dpr.formats.packed_ids import PackedIds, pack_ids
+from dpr.formats.vector_codes import DTYPES, array_names, decode, encode, map_vectors
 from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 from dpr.storage.steps import CLAIM, RECORDS, Steps

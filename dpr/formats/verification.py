@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpr.formats.checkpoints import RUN_FILE, run_problems
+from dpr.formats.run_folders import RUN_FILE, run_problems
 from dpr.storage.checksums import verify_file
 from dpr.storage.durable import CHECKSUM, verify_folder
 

@@ -17,21 +17,24 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import regex
-import torch
 
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
-from dpr.formats.arrays import PackedIds, first_duplicate
+from dpr.formats.id_hashes import first_duplicate
+from dpr.formats.packed_ids import PackedIds
 from dpr.indexer.ranking import RunningTopK, SearchResult, is_among, packed_ids, to_rankings
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import durable_file
 from dpr.storage.untrusted import describe
+
+if TYPE_CHECKING:
+    import torch
 
 logger = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.seeding import generator_for
 from dpr.core.settings import Settings
-from dpr.formats.arrays import PackedIds, pack_ids
+from dpr.formats.packed_ids import PackedIds, pack_ids
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import DEPTH, Index, recall_values
 from dpr.indexer.settings import FactorySettings, GraphSettings

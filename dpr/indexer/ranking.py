@@ -17,7 +17,7 @@ from itertools import islice
 
 import numpy as np
 
-from dpr.formats.arrays import PackedIds, pack_ids
+from dpr.formats.packed_ids import PackedIds, pack_ids
 
 Ranking = list[tuple[str, float]]
 """Passage ids with scores, best first."""

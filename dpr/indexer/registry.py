@@ -6,16 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import NO_EFFECT, Settings, rule_of
 from dpr.core.user_classes import load_class
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.settings import KINDS, require_known
+
+if TYPE_CHECKING:
+    import torch
 
 DEPTH = 100
 """Passages per question that are compared to measure recall."""

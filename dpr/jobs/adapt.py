@@ -29,7 +29,7 @@ from dpr.adaptation.stages import Stages, stages_in
 from dpr.core.errors import ConfigError
 from dpr.data.pairs import kinds_of
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.checkpoints import RUN_FILE
+from dpr.formats.run_folders import RUN_FILE
 from dpr.jobs import embed, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import NewEncoderSettings, PrepareSettings

@@ -12,7 +12,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import Settings, require_set, setting
 
 if TYPE_CHECKING:
-    from dpr.formats.results import MetricsFile
+    from dpr.formats.metrics_files import MetricsFile
 
 Groups = dict[str, "dict[str, MetricsFile]"]
 """Runs by label, for each test set."""
@@ -153,7 +153,7 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
     Raises:
         InputError: a file is not a metrics file, or the files are not about the same questions.
     """
-    from dpr.formats.results import read_metrics
+    from dpr.formats.metrics_files import read_metrics
 
     by_label: dict[str, MetricsFile] = {}
     wanted = ""
@@ -174,7 +174,7 @@ def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Group
     Raises:
         InputError: a folder is no such output, lacks the system, or is about other sets than the first.
     """
-    from dpr.formats.results import read_evaluation
+    from dpr.formats.metrics_files import read_evaluation
 
     evaluations = [(label, folder, *read_evaluation(folder)) for label, folder in named]
     _, first, sets, systems = evaluations[0]

@@ -80,7 +80,7 @@ def run(config: DoctorSettings) -> int:
 def _look_at_run(folder: Path) -> int:
     from dpr.evaluation.runs import read_training
     from dpr.evaluation.symptoms import symptoms
-    from dpr.formats.checkpoints import METRICS_LINES
+    from dpr.formats.run_folders import METRICS_LINES
 
     run = read_training(folder)
     is_trained = (folder / METRICS_LINES).is_file() or any(folder.glob(f"*/{METRICS_LINES}"))
@@ -126,7 +126,7 @@ class VerifySettings(Settings):
 
 def verify(config: VerifySettings) -> int:
     """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
-    from dpr.formats.checkpoints import METRICS_LINES
+    from dpr.formats.run_folders import METRICS_LINES
     from dpr.formats.verification import is_visible, problems_below
     from dpr.storage.durable import CHECKSUM
 

@@ -13,7 +13,7 @@ from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.trials import mention_bf16
+from dpr.models.properties import mention_bf16
 from dpr.retrieval.sources import resolve_passage_source
 
 logger = get_logger(__name__)

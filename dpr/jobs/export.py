@@ -20,7 +20,8 @@ from dpr.export.pgvector import load_postgres
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.store_rows import VectorRows
 from dpr.export.vector_folders import export_vector_folders
-from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, resolve_checkpoint
+from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.sources import resolve_passage_sources

@@ -17,10 +17,10 @@ from dpr.evaluation.ranking_metrics import validated_names
 from dpr.export.merging import merged
 from dpr.export.settings import MergeConfig
 from dpr.formats.checkpoints import write_json_file
-from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.folders.layouts import is_backbone
 from dpr.models.settings import EncoderSettings
+from dpr.models.sources import local_model
 from dpr.retrieval.suites import read_suite
 from dpr.storage.checksums import cache_root
 from dpr.storage.durable import durable_folder

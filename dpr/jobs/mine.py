@@ -21,7 +21,7 @@ from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from dpr.retrieval.sides import check_vectors_are_of
+from dpr.retrieval.dense import check_vectors_are_of
 from dpr.storage.checksums import file_state
 from dpr.storage.outputs import require_writable
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from dpr.core.errors import LostRankError
 from dpr.core.logs import Progress, get_logger
-from dpr.formats.corpora import durable_text
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.text_output import durable_text
 from dpr.mining.search import TRAINING_PASSAGES, MiningCorpus, Search, write_training_passages
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.storage.checksums import content_sha256, verify_file

@@ -15,7 +15,7 @@ from dpr.core.records import Passage, TrainingSample, plain
 from dpr.data.near_duplicates import resembles
 from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
-from dpr.formats.training_records import sample_to_json
+from dpr.formats.training_files.dpr import sample_to_json
 from dpr.indexer.ranking import Ranking
 from dpr.mining.blocks import BlockJob, Record, quantile_lines
 from dpr.mining.scoring import as_written, scored_by

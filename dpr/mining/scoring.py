@@ -10,7 +10,7 @@ from typing import Any
 
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_records import sample_to_json
+from dpr.formats.training_files.dpr import sample_to_json
 from dpr.indexer.ranking import fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.mining.blocks import BlockJob, Record, quantile_lines

@@ -23,10 +23,10 @@ from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, StoredSource
-from dpr.formats.arrays import HashIndex
 from dpr.formats.corpora import write_passages
+from dpr.formats.id_hashes import HashIndex
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_store import open_store
-from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, decode_ids, to_rankings

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_records import passage_to_json
+from dpr.formats.passage_records import passage_to_json
 from dpr.mining.blocks import BlockJob, Record
 from dpr.mining.search import Query
 

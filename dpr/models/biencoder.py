@@ -1,175 +1,66 @@
-"""The two towers: forward pass in training, and loading, encoding and saving from Python."""
+"""The bi-encoder of the public API: towers that encode texts, and are read from a model's folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import Temperature, TokenBatch, plan_token_batches
-from dpr.core.distributed import full_tensor, largest_over_ranks, local_shard, placed_like
-from dpr.core.errors import CheckpointError, ConfigError, DprError
+from dpr.core.batch import TokenBatch
+from dpr.core.errors import ConfigError
 from dpr.core.logs import Progress
-from dpr.core.other_names import hint, refuse
-from dpr.core.paths import user_path, with_home
+from dpr.core.other_names import refuse
+from dpr.core.paths import with_home
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
-from dpr.formats import checkpoints
-from dpr.formats.corpora import passage_of
-from dpr.models.adapters import BaseModel, is_stored, load_base, update_digest
-from dpr.models.backbones import (
-    CONFIG,
-    backbone_from_config,
-    check_vocabulary,
-    check_weights,
-    deciding_config,
-    distinct_weights,
-    is_without_weights,
-    load_backbone,
-    local_model,
-)
-from dpr.models.encoder import Encoder, filler_tokens
-from dpr.models.fast.packed import CPU_FORWARD_TOKENS
-from dpr.models.fast.streams import in_streams
+from dpr.formats.model_folder import CONFIG, folder_or_name
+from dpr.formats.passage_records import passage_of
+from dpr.models.adapters import BaseModel
+from dpr.models.backbones import is_without_weights, load_backbone
 from dpr.models.folders.modules import described_model, prompts_of
 from dpr.models.model_parts import present
 from dpr.models.pooling import begin_with_idf
+from dpr.models.properties import is_static
+from dpr.models.sentence_transformers_names import SentenceTransformersNames
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
-from dpr.models.tower_building import build_towers, table_beside
-from dpr.models.trials import is_static
-from dpr.storage.durable import durable_folder
-
-BATCH_TOKENS = 8192
-"""Default number of tokens in a forward pass without gradient."""
+from dpr.models.sources import local_model
+from dpr.models.tower_building import build_towers, table_beside, towers_of
+from dpr.models.towers import BATCH_TOKENS
 
 PassageLike = str | Passage | Mapping[str, Any]
 
 
-class BiEncoderVectors(NamedTuple):
-    """Vectors of ``questions`` (B, D) and ``contexts`` (C, D), and the ``temperature`` of their scores."""
-
-    questions: Tensor
-    contexts: Tensor
-    temperature: Temperature
-
-
-class BiEncoder(nn.Module):
+class BiEncoder(SentenceTransformersNames):
     """A question tower and a context tower (the same module when shared), with the tokenizer they belong
     to. ``BiEncoder(name_or_folder, ...)`` is ``BiEncoder.load(name_or_folder, ...)``."""
 
-    question_model: Encoder
-    ctx_model: Encoder
-    tensorizer: Tensorizer
-    settings: EncoderSettings
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        if given and isinstance(given[0], str | Path):
+            return cls.load(*given, **options)
+        return super().__new__(cls)
 
     def __init__(
         self,
-        question_model: Encoder | str | Path,
+        question_model: Any,
         ctx_model: Any = None,
         tensorizer: Any = None,
         settings: Any = None,
         options: TowerOptions | None = None,
-        **arguments: Any,
+        **others: Any,
     ) -> None:
-        super().__init__()
         if isinstance(question_model, str | Path):
-            loaded = self.load(question_model, settings=settings, options=options, **arguments)
-            self.__dict__.update(loaded.__dict__)
-            return
-        refuse(arguments, "BiEncoder(towers)")
-        self.question_model = question_model
-        self.ctx_model = ctx_model
-        self.tensorizer = tensorizer
-        self.settings = settings
-        options = options or TowerOptions()
-        temperature = options.temperature or (0.05 if settings.normalize else 1.0)
-        self.has_temperature = options.temperature is not None
-        """True if its temperature was stated or trained with; otherwise it is not stored."""
-        self.options = replace(options, temperature=temperature)
-        self.log_temperature = (
-            nn.Parameter(torch.tensor(temperature).log()) if options.learn_temperature else None
-        )
-        self.stored_temperature: float | None = None
-        """Temperature in the checkpoint that it was loaded from, if that stores one."""
-        self.is_random = False
-        """True if its layers have random weights, as in a new model."""
-        if self.options.fix_ctx_encoder:
-            self.ctx_model.requires_grad_(False)
-        for tower in self.towers:
-            check_vocabulary(
-                tensorizer.tokenizer, tower.backbone, getattr(tower.config, "name_or_path", None) or None
-            )
-            tower.check_length(settings.sequence_length, "encoder.sequence_length")
-            tower.check_length(settings.question_length, "encoder.question_length")
-            is_table = settings.static_questions and tower is question_model
-            if settings.dpr_trailing_sep and not is_table:
-                tower.attend_to_last(tensorizer.sep_id, settings.sequence_length - 1)
-
-    def forward(
-        self,
-        questions: TokenBatch,
-        contexts: TokenBatch,
-        encoder_type: str = "",
-        *,
-        on_contexts: Callable[[Tensor], None] = lambda vectors: None,
-    ) -> BiEncoderVectors:
-        """Encodes both sides. ``encoder_type`` question or ctx uses that tower for both (DPR's per-set
-        option).
-
-        ``on_contexts`` receives the context vectors as soon as they are computed; with two towers, this is
-        before the questions are encoded. Work that it starts, such as sending them to other ranks, overlaps
-        with that.
-
-        Every tower takes part in every call, with weight zero if the batch does not need it: under
-        data-parallel training, a rank that skips a tower leaves the others waiting.
-        """
-        question_tower = self.tower(encoder_type or "question")
-        context_tower = self.tower(encoder_type or "ctx")
-        if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
-            # Encoded together, packs are fuller, and the gradient of the word table, which is as large as the
-            # table, is computed once.
-            vectors = question_tower(TokenBatch.join([questions, contexts]))
-            question_vectors, context_vectors = vectors.split([len(questions), len(contexts)])
-            on_contexts(context_vectors)
-        else:
-            is_frozen = self.options.fix_ctx_encoder and context_tower is self.ctx_model
-            with torch.no_grad() if is_frozen else nullcontext():
-                context_vectors = context_tower(contexts)
-            on_contexts(context_vectors)
-            question_vectors = question_tower(questions)
-        for tower in self.trained_towers():
-            if tower is not question_tower and tower is not context_tower:
-                idle = tower(questions.select(torch.zeros(1, dtype=torch.int64)))
-                question_vectors = question_vectors + 0.0 * idle.sum()
-        return BiEncoderVectors(question_vectors, context_vectors, self.temperature)
-
-    def train(self, mode: bool = True) -> BiEncoder:
-        """Sets training mode. A frozen context tower stays in evaluation mode, so that its dropout is off."""
-        super().train(mode)
-        if self.options.fix_ctx_encoder:
-            self.ctx_model.eval()
-        return self
-
-    @property
-    def dimension(self) -> int:
-        return self.question_model.dimension
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
+            return  # __new__ has loaded it
+        refuse(others, "BiEncoder(towers)")
+        super().__init__(question_model, ctx_model, tensorizer, settings, options)
 
     @property
     def sides_differ(self) -> bool:
@@ -179,167 +70,6 @@ class BiEncoder(nn.Module):
             self.question_model is not self.ctx_model
             or self.tensorizer.text.query_prompt != self.tensorizer.text.passage_prompt
         )
-
-    def tower(self, encoder_type: str) -> Encoder:
-        """Returns the tower named ``question`` or ``ctx``."""
-        return self.question_model if encoder_type == "question" else self.ctx_model
-
-    @property
-    def towers(self) -> list[Encoder]:
-        """Returns both towers; a shared one once."""
-        return list(dict.fromkeys((self.question_model, self.ctx_model)))
-
-    def trained_towers(self) -> list[Encoder]:
-        """Returns the towers with trained weights; a shared one once."""
-        return [tower for tower in self.towers if any(weight.requires_grad for weight in tower.parameters())]
-
-    @property
-    def temperature(self) -> Temperature:
-        """Returns the temperature by which losses and validations divide scores."""
-        if self.log_temperature is not None:
-            return Temperature(local_shard(self.log_temperature).exp())
-        return Temperature(self.options.temperature or 1.0)
-
-    @property
-    def similarity_fn_name(self) -> str:
-        """Returns ``cosine`` if vectors have length 1, else ``dot``. In both cases the score is the product
-        of two vectors."""
-        return "cosine" if self.settings.normalize else "dot"
-
-    def similarity(self, questions: Any, passages: Any) -> Tensor:
-        """Returns scores (Q, P) of vectors (Q, D) and (P, D), arrays or tensors, by
-        ``similarity_fn_name``."""
-        return self._compared(questions) @ self._compared(passages).T
-
-    def similarity_pairwise(self, questions: Any, passages: Any) -> Tensor:
-        """Returns scores (N,) of vectors (N, D) and (N, D), pair by pair."""
-        return (self._compared(questions) * self._compared(passages)).sum(-1)
-
-    def _compared(self, vectors: Any) -> Tensor:
-        try:
-            tensor = torch.atleast_2d(torch.as_tensor(vectors))
-        except (TypeError, ValueError, RuntimeError):
-            raise TypeError(
-                f"similarity() takes vectors, not {type(vectors).__name__}; encode_questions makes them of texts"
-            ) from None
-        return nn.functional.normalize(tensor, dim=-1) if self.settings.normalize else tensor
-
-    @property
-    def max_seq_length(self) -> int:
-        """Returns the longest text in tokens, special tokens included. Setting it changes both sides.
-
-        Raises:
-            ConfigError: the backbone has fewer positions, or the model has the original's stray [SEP].
-        """
-        return self.settings.sequence_length
-
-    @max_seq_length.setter
-    def max_seq_length(self, length: int) -> None:
-        if self.settings.dpr_trailing_sep:
-            raise ConfigError("the stray [SEP] of this model stands at a fixed position; its length stays")
-        for tower in self.towers:
-            tower.check_length(length, "max_seq_length")
-        self.settings = replace(self.settings, sequence_length=length, question_length=0)
-        self.tensorizer.sequence_length = self.tensorizer.question_length = length
-
-    @property
-    def tokenizer(self) -> Any:
-        """Returns the tokenizer of transformers that texts go through."""
-        return self.tensorizer.tokenizer
-
-    def get_sentence_embedding_dimension(self) -> int:
-        """Returns ``dimension``, under the name of sentence-transformers."""
-        return self.dimension
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError as error:
-            raise AttributeError(f"{error}{hint(name)}") from None
-
-    @property
-    def fingerprint(self) -> str:
-        """Returns a hash that changes with any weight of the towers, and with any setting of theirs or of
-        their config that changes vectors."""
-        configs = [deciding_config(tower.config) for tower in self.towers]
-        parts = [repr(sorted(self.settings.as_dict().items())), self.tensorizer.fingerprint]
-        parts += [json.dumps(configs, sort_keys=True), "" if self.base is None else self.base.fingerprint]
-        digest = sha256("".join(parts).encode())
-        update_digest(digest, {name: full_tensor(tensor) for name, tensor in self.weights().items()})
-        return digest.hexdigest()[:32]
-
-    def token_embeddings(self) -> list[nn.Parameter]:
-        """Returns the token embedding table of each tower (one when shared)."""
-        return [tower.backbone.get_input_embeddings().weight for tower in self.towers]
-
-    def weights(self) -> dict[str, Tensor]:
-        """Returns weights by name, DTensors for a sharded model. Weights that modules share (a tower, a
-        table) appear once, under their first name."""
-        return {
-            name: tensor
-            for name, tensor in distinct_weights(self).items()
-            if self.base is None or is_stored(name)
-        }
-
-    @property
-    def base(self) -> BaseModel | None:
-        """Returns the frozen model that the towers' adapters belong to; None without adapters."""
-        return None if self.question_model.adapter is None else self.question_model.adapter.base
-
-    def keep_dimensions(self, dimensions: int) -> None:
-        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
-        are.
-
-        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps
-        it.
-
-        Raises:
-            ConfigError: the vectors have fewer dimensions.
-        """
-        if dimensions and dimensions != self.dimension:
-            for tower in self.towers:
-                tower.keep(dimensions)
-            self.settings = replace(self.settings, dimensions=dimensions)
-
-    def use_static_questions(self) -> None:
-        """Replaces the question tower by a static embedding table.
-
-        The row of a token starts as the vector that the present tower gives to that token alone. So tokens
-        that occur in no training question have a row too.
-
-        Raises:
-            ConfigError: the tower of passages has no layers, or the weights are adapters.
-        """
-        if self.ctx_model.adapter is not None:
-            raise ConfigError(
-                "encoder.static_questions=true, but the model has adapters; merge them first (dpr export"
-                " to=model)"
-            )
-        table = table_beside(self.ctx_model, self.settings, self.options)
-        words = table.backbone.get_input_embeddings().weight
-        sequences = self.tensorizer.question_tokens([[token] for token in range(len(words))])
-        vectors = self.encode_batch(TokenBatch.from_lists(sequences), encoder_type="question")
-        with torch.no_grad():
-            words[:, : vectors.shape[1]] = vectors.to(words)
-        self.question_model = table.to(self.device, vectors.dtype).train(self.training)
-        self.settings = replace(self.settings, shared=False, static_questions=True)
-
-    def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
-        """Copies weights into the model. A model that does not learn its temperature takes a learned one as
-        its fixed temperature.
-
-        Raises:
-            CheckpointError: names or shapes differ.
-        """
-        current = self.weights()
-        if self.log_temperature is None and "log_temperature" in weights:
-            self.options = replace(self.options, temperature=float(weights["log_temperature"].exp()))
-            weights = {name: tensor for name, tensor in weights.items() if name != "log_temperature"}
-        elif self.log_temperature is not None and "log_temperature" not in weights:
-            weights = weights | {"log_temperature": current["log_temperature"]}
-        check_weights(weights, current, source)
-        placed = {name: placed_like(tensor, current[name]) for name, tensor in weights.items()}
-        self.load_state_dict(placed, strict=False)  # a shared tensor is present under its first name only
 
     def encode_questions(
         self,
@@ -383,9 +113,6 @@ class BiEncoder(nn.Module):
         records = [passage_of(passage) for passage in given]
         vectors = self._encoded("passages", self.tensorizer.passage_tokens(records), "ctx", **options)
         return vectors[0] if isinstance(passages, str | Passage) else vectors
-
-    encode_query = encode_questions
-    encode_document = encode_passages
 
     def encode(self, texts: Any, *, prompt_name: str | None = None, **options: Any) -> Any:
         """Encodes texts as ``encode_passages`` does, under the name of sentence-transformers, if the sides do
@@ -443,91 +170,6 @@ class BiEncoder(nn.Module):
             vectors = nn.functional.normalize(vectors, dim=-1)
         return vectors if convert_to_tensor else vectors.cpu().numpy()
 
-    @torch.no_grad()
-    def encode_batch(
-        self,
-        tokens: TokenBatch,
-        *,
-        encoder_type: str,
-        batch_tokens: int = BATCH_TOKENS,
-        max_sequences: int = 0,
-        on_batch: Callable[[int, int], None] | None = None,
-    ) -> Tensor:
-        """Returns vectors (N, D) of token sequences in the given order, on the model's device, without
-        dropout.
-
-        Sequences of similar length are encoded together, at most ``batch_tokens`` tokens a forward and, if
-        above 0, at most ``max_sequences``. ``on_batch`` is called after each forward with its numbers of
-        sequences and tokens. All ranks of a sharded model call this method together, with or without texts.
-        """
-        tower = self.tower(encoder_type)
-        was_training = self.training
-        dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
-        result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
-        is_changed = was_training or tower.training
-        if is_changed:  # visiting every module takes longer than a look-up in a table
-            self.eval()
-        try:
-            # Also with one thread, so that the bits do not depend on the number of threads.
-            is_for_streams = tower.runs_in_streams
-            budget = min(batch_tokens, CPU_FORWARD_TOKENS) if is_for_streams else batch_tokens
-            batches = plan_token_batches(tokens.lengths.cpu().numpy(), budget, max_sequences or len(tokens))
-            # must be known to all ranks before the first forward
-            most = largest_over_ranks(len(batches)) if tower.is_sharded else 0
-            lock = Lock()
-
-            def encode(rows: np.ndarray) -> None:
-                index = torch.from_numpy(rows)
-                part = tokens.select(index)
-                if self.device.type == "cuda" and part.tokens.device.type == "cpu":
-                    # the copies need not wait for the previous batch
-                    index = index.pin_memory()
-                    part = part.pin_memory()
-                result[index.to(self.device, non_blocking=True)] = tower(part.to(self.device)).to(dtype)
-                if on_batch is not None:
-                    with lock:
-                        on_batch(len(rows), len(part.tokens))
-
-            if is_for_streams and len(batches) > 1 and torch.get_num_threads() > 1:
-                in_streams(encode, batches)
-            else:
-                for rows in batches:
-                    encode(rows)
-            for _ in range(len(batches), most):
-                tower(filler_tokens(self.device))
-        finally:
-            if is_changed:
-                self.train(was_training)
-        return result
-
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes a folder, complete or not at all, that ``BiEncoder.load`` and every command read
-        (``model_file=FOLDER``).
-
-        Raises:
-            InputError: ``folder`` exists and ``overwrite`` is false.
-        """
-        with durable_folder(user_path(folder), overwrite=overwrite) as temporary:
-            self.write_to(temporary)
-
-    def write_to(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-        """Writes everything needed to use the model into an existing folder (``dpr.formats.checkpoints``).
-        The ``weights`` of a sharded model are given whole."""
-        checkpoints.write_tensors(
-            folder, checkpoints.MODEL_FILE, self.weights() if weights is None else weights
-        )
-        encoder_folder = folder / checkpoints.ENCODER_FOLDER
-        encoder_folder.mkdir()
-        self.ctx_model.config.save_pretrained(str(encoder_folder))
-        self.tensorizer.save(encoder_folder)
-        stated = self.settings.as_dict()
-        # For a learned temperature this is the initial value; the learned one is among the weights.
-        stated["temperature"] = self.options.temperature if self.has_temperature else None
-        stated["format_version"] = checkpoints.FORMAT_VERSION
-        if self.base is not None:
-            stated["base"] = self.base._asdict()
-        checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, stated)
-
     @classmethod
     def load(
         cls,
@@ -543,7 +185,7 @@ class BiEncoder(nn.Module):
         text: GivenTextSettings | None = None,
         prompts: Mapping[str, str] | None = None,
         **others: Any,
-    ) -> BiEncoder:
+    ) -> Self:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
         Hugging Face or peft, or a checkpoint file of the original DPR. The model is in evaluation mode. A
         name that is none of these here is looked up on the hub (``local_model``); nothing else needs the
@@ -594,29 +236,16 @@ class BiEncoder(nn.Module):
             parts.tensorizer.present(given)
             own = replace(own, **vars(given))
         if settings is not None and settings.adapter != "none" and own.adapter == "none":
-            if described_model(str(folder)) is None:
-                advice = "dpr export to=sentence-transformers writes a folder that they can be added to"
-                if (folder / CONFIG).is_file():
-                    advice = f"it does not say how a text becomes a vector; encoder.pretrained_model_cfg={path} takes it"
-                raise ConfigError(
-                    f"encoder.adapter={settings.adapter}: no adapters can be added to {path}; {advice}"
-                )
-            # The encoder's weights stay as they are, and the checkpoint names them instead of holding them. They
-            # are read again, by peft's names.
-            parts.weights.clear()
-            is_short = "/" not in str(path) and not Path(path).exists()  # one of the library's own on the hub
-            model = cls.from_pretrained(
-                f"sentence-transformers/{path}" if is_short else str(path),
-                replace(
-                    own,
-                    adapter=settings.adapter,
-                    lora_rank=settings.lora_rank,
-                    lora_alpha=settings.lora_alpha,
-                    lora_targets=settings.lora_targets,
-                ),
-                dropout=dropout,
-                special_tokens=special_tokens,
-                options=options,
+            parts.weights.clear()  # they are read again, by peft's names
+            own = replace(
+                own,
+                adapter=settings.adapter,
+                lora_rank=settings.lora_rank,
+                lora_alpha=settings.lora_alpha,
+                lora_targets=settings.lora_targets,
+            )
+            model = cls._with_adapters(
+                str(path), folder, own, dropout=dropout, special_tokens=special_tokens, options=options
             )
             return model.to(device or "cpu").eval()
         stored = parts.learned_temperature or parts.temperature
@@ -624,25 +253,29 @@ class BiEncoder(nn.Module):
             options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
         else:
             parts.weights.pop("log_temperature", None)
-        make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
-        if parts.base is not None:
-            make = partial(load_base, parts.base, source, pretrained_model_cfg)
-        make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
-        try:
-            towers = build_towers(make, own, options, parts.base or BaseModel(str(source), ""))
-        except DprError:
-            raise
-        except Exception as error:  # model classes raise anything for an inconsistent config
-            raise CheckpointError(
-                f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source
-            ) from error
+        parts = parts._replace(settings=own)
+        towers = towers_of(parts, options, source=source, base=pretrained_model_cfg, dropout=dropout)
         model = cls(*towers, parts.tensorizer, own, options)
         model.load_weights(parts.weights, source=source)
         model.stored_temperature = stored
         return model.to(device or "cpu").eval()
 
     @classmethod
-    def from_sentence_transformers(cls, model: Any, **arguments: Any) -> BiEncoder:
+    def _with_adapters(cls, name: str, folder: Path, settings: EncoderSettings, **options: Any) -> Self:
+        """Returns the model in a folder with new adapters beside its weights, which stay as they are. The
+        checkpoint names them instead of holding them."""
+        if described_model(str(folder)) is None:
+            advice = "dpr export to=sentence-transformers writes a folder that they can be added to"
+            if (folder / CONFIG).is_file():
+                advice = f"it does not say how a text becomes a vector; encoder.pretrained_model_cfg={name} takes it"
+            raise ConfigError(
+                f"encoder.adapter={settings.adapter}: no adapters can be added to {name}; {advice}"
+            )
+        is_short = "/" not in name and not Path(name).exists()  # one of the library's own on the hub
+        return cls.from_pretrained(f"sentence-transformers/{name}" if is_short else name, settings, **options)
+
+    @classmethod
+    def from_sentence_transformers(cls, model: Any, **arguments: Any) -> Self:
         """Reads the towers of a ``SentenceTransformer`` like a folder that it saved, with the ``arguments``
         of ``load``. Raises CheckpointError if its vectors would differ here."""
         with TemporaryDirectory() as folder:
@@ -661,7 +294,7 @@ class BiEncoder(nn.Module):
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
         **unknown: Any,
-    ) -> BiEncoder:
+    ) -> Self:
         """Makes two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
         weights. The weights of ``idf`` pooling start from the frequencies in the encoder's folder.
 
@@ -698,9 +331,10 @@ class BiEncoder(nn.Module):
         has_table = settings.static_questions
         if has_table:  # one tower, from which the table is initialised
             settings = replace(settings, static_questions=False, shared=True)
+        source = folder_or_name(name_or_folder)
         make = partial(
             load_backbone,
-            name_or_folder,
+            source,
             pretrained=pretrained,
             dropout=dropout,
             attention_dropout=options.attention_dropout,
@@ -709,7 +343,7 @@ class BiEncoder(nn.Module):
         for tower in dict.fromkeys(towers):
             begin_with_idf(tower.pooling, Path(name_or_folder))
         tensorizer = Tensorizer.load(
-            name_or_folder,
+            source,
             sequence_length=settings.sequence_length,
             question_length=settings.question_length,
             do_lower_case=do_lower_case,
@@ -721,9 +355,45 @@ class BiEncoder(nn.Module):
         settings = present(tensorizer, settings)
         model = cls(*towers, tensorizer, settings, options)
         model.load_state_dict(others, strict=False)
-        model.is_random = not is_static(towers[0].backbone) and (
-            not pretrained or is_without_weights(Path(name_or_folder))
-        )
+        model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(source))
         if has_table:
             model.use_static_questions()
         return model
+
+    def keep_dimensions(self, dimensions: int) -> None:
+        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
+        are.
+
+        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps
+        it.
+
+        Raises:
+            ConfigError: the vectors have fewer dimensions.
+        """
+        if dimensions and dimensions != self.dimension:
+            for tower in self.towers:
+                tower.keep(dimensions)
+            self.settings = replace(self.settings, dimensions=dimensions)
+
+    def use_static_questions(self) -> None:
+        """Replaces the question tower by a static embedding table.
+
+        The row of a token starts as the vector that the present tower gives to that token alone. So tokens
+        that occur in no training question have a row too.
+
+        Raises:
+            ConfigError: the tower of passages has no layers, or the weights are adapters.
+        """
+        if self.ctx_model.adapter is not None:
+            raise ConfigError(
+                "encoder.static_questions=true, but the model has adapters; merge them first (dpr export"
+                " to=model)"
+            )
+        table = table_beside(self.ctx_model, self.settings, self.options)
+        words = table.backbone.get_input_embeddings().weight
+        sequences = self.tensorizer.question_tokens([[token] for token in range(len(words))])
+        vectors = self.encode_batch(TokenBatch.from_lists(sequences), encoder_type="question")
+        with torch.no_grad():
+            words[:, : vectors.shape[1]] = vectors.to(words)
+        self.question_model = table.to(self.device, vectors.dtype).train(self.training)
+        self.settings = replace(self.settings, shared=False, static_questions=True)

@@ -17,8 +17,9 @@ from dpr.core.errors import CheckpointError, first_line
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, text_sha256
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.models.backbones import check_safetensors, check_vocabulary, load_weights, read_config
-from dpr.models.trials import FAILURES, first_position
+from dpr.formats.model_folder import look
+from dpr.models.backbones import load_weights, read_config
+from dpr.models.properties import FAILURES, check_vocabulary, first_position
 from dpr.storage.durable import describe_file
 
 _LONGEST = 512
@@ -104,11 +105,12 @@ class CrossEncoder:
         from transformers import AutoModelForSequenceClassification
 
         path = user_path(folder)
-        check_safetensors(path)
+        found = look(path)
+        found.require_safetensors()
         model = load_weights(
-            AutoModelForSequenceClassification, path, read_config(path), use_safetensors=True
+            AutoModelForSequenceClassification, path, read_config(found), use_safetensors=True
         )
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(found)
         check_vocabulary(tokenizer, model, path)
         files = [
             (file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()

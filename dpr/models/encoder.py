@@ -14,14 +14,14 @@ from dpr.core.errors import ConfigError
 from dpr.models.adapters import Adapter
 from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import check_vectors, make_pooling
-from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.trials import (
+from dpr.models.properties import (
     LENGTHS,
     first_position,
     is_static,
     longest_sequence,
     pad_id,
 )
+from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 
 
 def filler_tokens(device: torch.device) -> TokenBatch:

@@ -13,9 +13,9 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.user_classes import create_object
-from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.models.properties import FAILURES, LENGTHS, TOLERANCE, pad_id, sample_batch, trial
 from dpr.models.settings import POOLINGS as POOLINGS
-from dpr.models.trials import FAILURES, LENGTHS, TOLERANCE, pad_id, sample_batch, trial
 
 logger = get_logger(__name__)
 

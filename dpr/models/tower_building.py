@@ -1,17 +1,49 @@
-"""The towers of a bi-encoder, built from a backbone and settings."""
+"""The towers of a bi-encoder, built from a backbone and settings: each over its own, two adapters over one, or a
+static embedding table beside a transformer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from dpr.core.errors import ConfigError
-from dpr.models.adapters import BaseModel, add_adapters
+from dpr.core.errors import CheckpointError, ConfigError, DprError
+from dpr.models.adapters import TRAINED, Adapter, BaseModel, installed_peft, update_digest
+from dpr.models.backbones import backbone_from_config, is_without_weights, load_backbone
 from dpr.models.encoder import Encoder
+from dpr.models.model_parts import ModelParts
+from dpr.models.properties import distinct_weights, is_static, layers_of
 from dpr.models.settings import EncoderSettings, TowerOptions
-from dpr.models.trials import is_static
+from dpr.models.sources import base_model
+
+ALL = "all"
+
+
+def towers_of(
+    parts: ModelParts, options: TowerOptions, *, source: Path, base: str | None, dropout: float | None
+) -> tuple[Encoder, Encoder]:
+    """Builds the towers whose weights ``parts`` holds, with other weights. ``base`` is the model of adapters
+    in place of the one that ``source`` names.
+
+    Raises:
+        CheckpointError: the config makes no model.
+    """
+    make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
+    if parts.base is not None:
+        make = partial(load_base, parts.base, source, base)
+    make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
+    try:
+        return build_towers(make, parts.settings, options, parts.base or BaseModel(str(source), ""))
+    except DprError:
+        raise
+    except Exception as error:  # model classes raise anything for an inconsistent config
+        raise CheckpointError(
+            f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source
+        ) from error
 
 
 def build_towers(
@@ -66,3 +98,81 @@ def table_beside(ctx: Encoder, settings: EncoderSettings, options: TowerOptions)
         packed=options.packed,
         dimensions=settings.dimensions,
     )
+
+
+def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings) -> list[Adapter]:
+    """Freezes a backbone and adds an adapter for each tower, which changes no output before it is trained.
+
+    Raises:
+        ConfigError: peft is not installed, or the backbone has no such layers.
+    """
+    peft = installed_peft()
+    if is_without_weights(base.name):
+        raise ConfigError(
+            f"encoder.adapter={settings.adapter} trains beside given weights, and {base.name} has none; leave"
+            " it out"
+        )
+    if not base.fingerprint:
+        name = str(Path(base.name).resolve()) if Path(base.name).exists() else base.name
+        base = BaseModel(name, weights_fingerprint(backbone))
+    # Last names of the linear layers that get an adapter.
+    layers = sorted(
+        {
+            name.rpartition(".")[2]
+            for layer in layers_of(backbone)
+            for name, module in layer.named_modules()
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        }
+    )
+    if not layers:
+        raise ConfigError(
+            f"encoder.adapter=lora: a {type(backbone).__name__} has no linear layers to adapt; leave it out"
+        )
+    wanted = settings.lora_targets
+    targets = layers if wanted == ALL else [name.strip() for name in wanted.split(",")]
+    if unknown := [name for name in targets if name not in layers]:
+        raise ConfigError(
+            f"encoder.lora_targets={wanted}: {unknown[0]} is no linear layer of a {type(backbone).__name__}; "
+            f"set it to {ALL} or to some of {', '.join(layers)}"
+        )
+    configs = {}
+    for name in ("question",) if settings.shared else ("question", "ctx"):
+        configs[name] = peft.LoraConfig(
+            r=settings.lora_rank,
+            lora_alpha=settings.lora_alpha,
+            target_modules=targets,
+            fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in backbone.modules()),
+            base_model_name_or_path=base.name,
+            task_type="FEATURE_EXTRACTION",
+        )
+        peft.inject_adapter_in_model(configs[name], backbone, adapter_name=name)
+        del backbone.peft_config  # it would warn of the second adapter
+    # set here, because the weights that peft marks depend on the order of adapters
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_(TRAINED in name)
+    return [Adapter(backbone, name, base, config) for name, config in configs.items()]
+
+
+def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropout: Any) -> nn.Module:
+    """Loads the backbone that a checkpoint's adapters belong to: ``given``, or the model that the checkpoint
+    names. The latter is looked up on this machine only.
+
+    Raises:
+        CheckpointError: it is not here, or its weights are not those that the adapters were trained with.
+    """
+    with base_model(given, stored.name, source) as name:
+        backbone = load_backbone(name, **dropout)
+    if stored.fingerprint and weights_fingerprint(backbone) != stored.fingerprint:
+        raise CheckpointError(
+            f"its adapters belong to {stored.name}; {name} has other weights",
+            file=source,
+            hint="set encoder.pretrained_model_cfg=<folder of that model>",
+        )
+    return backbone
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """Returns a hash that changes with any weight."""
+    digest = sha256()
+    update_digest(digest, distinct_weights(module))
+    return digest.hexdigest()[:32]

@@ -11,10 +11,12 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample, plain
 from dpr.formats.json_records import iter_json_objects
+from dpr.formats.passage_records import passage_from_json
 from dpr.formats.text_input import expand_files
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import READERS, WRITERS, format_of
-from dpr.formats.training_files.rows import ReadOptions, UsableRows
-from dpr.formats.training_records import passage_from_json
+from dpr.formats.training_files.rows import ReadOptions
+from dpr.formats.training_files.usable_rows import UsableRows
 from dpr.preparation.settings import PrepareSettings, ReadSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.outputs import output, require_writable
@@ -26,7 +28,7 @@ def read_options(config: ReadSettings) -> ReadOptions:
     """Returns the settings as readers take them."""
     corpus = None if config.corpus is None else Path(config.corpus)
     queries = None if config.queries is None else Path(config.queries)
-    return ReadOptions(corpus, queries, config.split, config.min_grade, config.columns())
+    return ReadOptions(open_store, corpus, queries, config.split, config.min_grade, config.columns())
 
 
 def convert(config: PrepareSettings) -> str:

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.records import composed
-from dpr.formats.corpora import is_json_name
-from dpr.formats.documents import ANSWERS, QUESTIONS, Block, Section, column, decoded, one_line, written_rows
+from dpr.formats.documents.decoding import decoded
+from dpr.formats.documents.document import Block, Section, one_line
+from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column, written_rows
 from dpr.formats.json_records import iter_json_objects
+from dpr.formats.record_files import is_json_name
 from dpr.preparation.document_questions import GIVEN, QuestionPair, words_of
 from dpr.preparation.passages import Piece, cut_section, passage_prefix
 

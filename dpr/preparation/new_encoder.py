@@ -24,9 +24,11 @@ from dpr.core.paths import user_path
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.formats.checkpoints import ENCODER_FOLDER, TokenFrequencies, is_checkpoint, resolve_checkpoint
+from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_questions
+from dpr.formats.run_folders import resolve_checkpoint
+from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_folder, read_json, write_json
 from dpr.storage.outputs import output, require_writable

@@ -18,7 +18,7 @@ from itertools import count, pairwise
 from pathlib import PurePosixPath
 
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage, text_sha256
-from dpr.formats.documents import Block, Document, Section, name_as_words
+from dpr.formats.documents.document import Block, Document, Section, name_as_words
 
 SEPARATOR = " > "
 _ROOM_FOR_NUMBER = 24

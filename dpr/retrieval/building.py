@@ -14,15 +14,13 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import (
-    durable_text,
-    fields_of,
-    origin_record,
-)
+from dpr.formats.passage_metadata import fields_of
+from dpr.formats.passage_records import origin_record
+from dpr.formats.text_output import durable_text
 from dpr.indexer.registry import index_class
 from dpr.indexer.settings import KINDS
-from dpr.models.backbones import local_model
 from dpr.models.biencoder import BiEncoder
+from dpr.models.sources import local_model
 from dpr.retrieval.given_passages import Kinds, Passages, given_items, records_of
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES
@@ -50,8 +48,7 @@ def build_in(
     mode = mode or ("bm25" if model is None else "dense")
     if mode not in SEARCH_MODES or (model is None and mode != "bm25"):
         raise ConfigError(f"mode={mode!r}, expected bm25, or with a model dense or hybrid")
-    kind = index_class(indexer)
-    if kind.reads == "texts" or indexer not in KINDS:
+    if indexer not in KINDS or indexer == "bm25":
         raise ConfigError(
             f"indexer={indexer!r} is not an index over vectors; choose of"
             f" {', '.join(KINDS.keys() - {'bm25'})}"
@@ -87,10 +84,9 @@ def build_in(
         else:
             file = local_model(model)
             loaded = BiEncoder.load(file, device=resolve_device(device))
-        embed_shard(loaded, source, EmbedConfig(out_file=str(folder / "vectors")))
-        path = str(folder / "index") if kind.is_saved and mode != "bm25" else None
-        vectors = [str(folder / "vectors_0")]
-        made = replace(made, model_file=str(file), encoded_ctx_files=vectors, index_path=path)
+        report = embed_shard(loaded, source, EmbedConfig(out_file=str(folder / "vectors")))
+        path = str(folder / "index") if index_class(indexer).is_saved and mode != "bm25" else None
+        made = replace(made, model_file=str(file), encoded_ctx_files=[str(report.folder)], index_path=path)
     made.write(folder)
 
 
@@ -140,8 +136,8 @@ def add_to(
             )
             if "dense" in corpus.modes:
                 dense: Any = sides.get("dense") or corpus.side("dense")
-                embed_shard(dense.model, source, EmbedConfig(out_file=str(vectors)))
-                new = replace(new, encoded_ctx_files=[*old.encoded_ctx_files, f"{vectors}_0"])
+                report = embed_shard(dense.model, source, EmbedConfig(out_file=str(vectors)))
+                new = replace(new, encoded_ctx_files=[*old.encoded_ctx_files, str(report.folder)])
             opened = StoredCorpus(new, corpus.device, corpus.pooling)
             opened.side("bm25" if opened.mode == "bm25" else "dense")
         except BaseException:

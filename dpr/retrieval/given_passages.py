@@ -9,15 +9,10 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
-from dpr.formats.corpora import (
-    checked_field,
-    fields_of,
-    has_records,
-    kind_of,
-    passage_of,
-    read_passages,
-    read_records,
-)
+from dpr.formats.corpora import read_passages
+from dpr.formats.passage_metadata import checked_field, fields_of, kind_of
+from dpr.formats.passage_records import passage_of
+from dpr.formats.record_files import has_records, read_records
 from dpr.storage.untrusted import describe
 
 Record = str | Mapping[str, Any] | Passage

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage
-from dpr.formats.corpora import (
-    checked_field,
-    field_of,
-)
+from dpr.formats.passage_metadata import checked_field
+from dpr.formats.passage_records import field_of
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import Index, Texts
-from dpr.indexer.vectors import ArraySource
-from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.given_passages import Kinds, Passages, records_of
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import DenseRetriever, Fusion, LexicalRetriever, Side
+from dpr.retrieval.sides import Fusion, LexicalRetriever, Side
+
+if TYPE_CHECKING:
+    from dpr.indexer.vectors import ArraySource
+    from dpr.models.biencoder import BiEncoder
 
 _ENCODED_AT_ONCE = 1024
 
@@ -62,6 +61,8 @@ class MemoryCorpus:
         if again := next((passage.id for passage, _ in made if passage.id in self.passages), None):
             raise InputError(f"the id {again!r} is in the corpus already", expected="new ids")
         if self.model is not None:
+            from dpr.indexer.vectors import ArraySource
+
             texts = [passage for passage, _ in made]
             vectors = [
                 self.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE])
@@ -77,6 +78,9 @@ class MemoryCorpus:
         if mode == "bm25":
             texts = (f"{passage.title} {passage.text}" for passage in self.passages.values())
             return LexicalRetriever(Bm25Index.build(Texts(list(self.passages), texts)))
+        from dpr.indexer.exact import ExactIndex
+        from dpr.retrieval.dense import DenseRetriever
+
         assert self.model is not None
         return DenseRetriever(self.model, ExactIndex(self._vectors, device=self.model.device))
 

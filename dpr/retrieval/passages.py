@@ -11,7 +11,7 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
-from dpr.formats.corpora import KINDS, read_metadata
+from dpr.formats.passage_metadata import KINDS, read_metadata
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import Texts
 

@@ -13,25 +13,26 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.data.text import checked_items
-from dpr.formats.corpora import kind_of
+from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
-from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.building import add_to, build_in
+from dpr.indexer.registry import Index
 from dpr.retrieval.given_passages import Passages
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.memory_corpus import MemoryCorpus
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import AnyRetriever, DenseRetriever, HybridRetriever, Side
+from dpr.retrieval.sides import Fusion, Side
 from dpr.retrieval.stored_corpus import StoredCorpus, search_settings
+
+if TYPE_CHECKING:
+    from dpr.models.biencoder import BiEncoder
 
 
 class Retriever(metaclass=Hinting):
@@ -64,7 +65,7 @@ class Retriever(metaclass=Hinting):
 
     def _forget(self) -> None:
         self._lock = threading.RLock()
-        self._sides: dict[str, AnyRetriever] = {}
+        self._sides: dict[str, Side] = {}
         self._fields: dict[tuple[tuple[str, str], ...], PassageFields] = {}
 
     @classmethod
@@ -100,7 +101,7 @@ class Retriever(metaclass=Hinting):
             at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer
         )
         retriever = cls(StoredCorpus(settings, device, pooling), mode=mode, folder=at)
-        retriever.side(retriever.mode)
+        retriever.sides(retriever.mode)
         return retriever
 
     @classmethod
@@ -129,6 +130,10 @@ class Retriever(metaclass=Hinting):
             ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder``
             holds something else.
         """
+        from dpr.core.distributed import resolve_device
+        from dpr.models.biencoder import BiEncoder
+        from dpr.retrieval.building import build_in
+
         refuse(others, "Retriever.build()")
         configure_by_default()  # embedding many passages takes minutes, and says how far it is
         if not isinstance(model, BiEncoder | str | Path | None):
@@ -157,6 +162,8 @@ class Retriever(metaclass=Hinting):
         Raises:
             ConfigError, InputError: as ``build``; nothing was added then.
         """
+        from dpr.retrieval.building import add_to
+
         refuse(others, "add()")
         with self._lock:
             if isinstance(self.corpus, MemoryCorpus):
@@ -215,50 +222,51 @@ class Retriever(metaclass=Hinting):
             )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
-        side: AnyRetriever | None = self.side(mode or self.mode)
+        sides = self.sides(mode or self.mode)
+        fusion = self.corpus.fusion
         if weight is not None:
             is_share = isinstance(weight, int | float) and 0 <= weight <= 1
-            if not isinstance(side, HybridRetriever) or not is_share:
+            if len(sides) < 2 or not is_share:
                 raise ConfigError(
                     f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
                     " mode='hybrid'"
                 )
-            fusion = replace(side.fusion, weight=weight)
-            side = HybridRetriever(side.dense, side.lexical, fusion)
+            fusion = replace(fusion, weight=weight)
         if where is not None or ids is not None:
             chosen = self.chosen(where, ids)
-            side = self.among(side, chosen) if side and len(chosen) else None
+            sides = {name: self._among(side, chosen) for name, side in sides.items()} if len(chosen) else {}
         queries = [self.corpus.query_text(item) for item in questions if item.strip()]
-        found = iter(self._ranked(side, queries, k, texts) if side and queries else [])
+        found = iter(self._ranked(sides, fusion, queries, k, texts) if sides and queries else [])
         answers = []
         for item in questions:
             answers.append(next(found, Hits(item)) if item.strip() else Hits(item))
             answers[-1].question = item
         return answers[0] if isinstance(question, str) else answers
 
-    def side(self, mode: str) -> AnyRetriever:
-        """Returns the side that searches by ``mode``, opened when it is first needed."""
+    def sides(self, mode: str) -> dict[str, Side]:
+        """Returns the sides that are searched by ``mode``, by their names. They are opened when they are first
+        needed."""
+        names = ("dense", "bm25") if self._checked_mode(mode) == "hybrid" else (mode,)
         with self._lock:
-            if self._checked_mode(mode) not in self._sides:
-                if mode == "hybrid":
-                    fusion = self.corpus.fusion
-                    self._sides[mode] = HybridRetriever(self.side("dense"), self.side("bm25"), fusion)
-                else:
-                    self._sides[mode] = self.corpus.side(mode)
-            return self._sides[mode]
+            for name in names:
+                if name not in self._sides:
+                    self._sides[name] = self.corpus.side(name)
+            return {name: self._sides[name] for name in names}
 
-    def among(self, side: Any, ids: np.ndarray) -> AnyRetriever:
+    def index(self, mode: str) -> Index:
+        """Returns the index that is searched by ``mode``; of a hybrid, that of the vectors."""
+        return next(iter(self.sides(mode).values())).index
+
+    def _among(self, side: Side, ids: np.ndarray) -> Side:
         """Returns a side over the passages with these ids (n,), ascending and distinct, which computes every
         product."""
-        if isinstance(side, HybridRetriever):
-            return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
         index = self.corpus.filterable(side)
         if index is None:
             raise ConfigError(
                 "there is an index but not the vectors, which a filter needs; search without where and ids,"
                 " or add vectors="
             )
-        narrowed: Side = copy.copy(side)
+        narrowed = copy.copy(side)
         narrowed.index = index.among(ids)
         return narrowed
 
@@ -270,7 +278,7 @@ class Retriever(metaclass=Hinting):
         __getattr__ = missing
 
     def __len__(self) -> int:
-        return self.side(self.mode).index.num_passages
+        return self.index(self.mode).num_passages
 
     def __repr__(self) -> str:
         return f"Retriever({len(self):,} passages, {' or '.join(self.modes)}, by default {self.mode})"
@@ -317,41 +325,43 @@ class Retriever(metaclass=Hinting):
         matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
 
-    def _ranked(self, side: AnyRetriever, queries: list[str], k: int, texts: bool) -> list[Hits]:
+    def _ranked(
+        self, sides: Mapping[str, Side], fusion: Fusion, queries: list[str], k: int, texts: bool
+    ) -> list[Hits]:
         start = time.perf_counter()
-        if isinstance(side, HybridRetriever):
-            dense, lexical = side.retrieve_sides(queries, k)
-            sides = {"dense": dense, "bm25": lexical}
-            rankings = side.fusion.fuse(dense, lexical, k)
+        depth = max(k, fusion.depth) if len(sides) > 1 else k
+        found = {name: side.retrieve(queries, depth) for name, side in sides.items()}
+        if len(found) > 1:
+            rankings = fusion.fuse(found["dense"], found["bm25"], k)
         else:
-            rankings = side.retrieve(queries, k)
-            sides = {"dense" if isinstance(side, DenseRetriever) else "bm25": rankings}
+            (rankings,) = found.values()
         ranked = time.perf_counter()
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
-        words = side.lexical.index if isinstance(side, HybridRetriever) else side.index
+        words = sides["bm25"].index if "bm25" in sides else None
         file = self.corpus.files[0] if len(self.corpus.files) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
             places: dict[str, dict[str, Place]] = {}
-            for name, lists in sides.items():
+            for name, lists in found.items():
                 places[name] = {key: Place(rank, score) for rank, (key, score) in enumerate(lists[row], 1)}
             hits = []
             for rank, (key, score) in enumerate(ranking, 1):
                 passage = passages.get(key) or Passage("", "", key)
-                hits.append(
-                    Hit(rank, score, passage, {name: at.get(key) for name, at in places.items()}, file)
-                )
+                of_sides = {name: at.get(key) for name, at in places.items()}
+                hits.append(Hit(rank, score, passage, of_sides, file))
             is_unanswered = False
             if isinstance(words, Bm25Index):
-                best = max((score for _, score in sides["bm25"][row]), default=0.0)
+                best = max((score for _, score in found["bm25"][row]), default=0.0)
                 is_unanswered = words.share(queries[row], best) < LEAST_SHARE
             answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
 
-        self.seconds["search"] += ranked - start - sum(side.seconds.values())
-        for name, seconds in side.seconds.items():
-            self.seconds[name] += seconds
-        side.seconds.clear()
+        self.seconds["search"] += ranked - start
+        for side in sides.values():
+            for name, seconds in side.seconds.items():
+                self.seconds[name] += seconds
+                self.seconds["search"] -= seconds
+            side.seconds.clear()
         self.seconds["texts"] += time.perf_counter() - ranked
         return answers
 
@@ -371,7 +381,7 @@ def chosen_ids(ids: Iterable[str]) -> np.ndarray:
 
 
 def _kind_of(name: str, value: Any) -> str:
-    """Returns the kind of field (``dpr/formats/corpora.py``) that a value is compared with."""
+    """Returns the kind of field (``dpr/formats/passage_metadata.py``) that a value is compared with."""
     first = next(iter(value), None) if isinstance(value, list) else value
     if kind := kind_of(first):
         return kind

@@ -200,21 +200,16 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
                 raise ConfigError(
                     "encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]"
                 )
-        needs_texts = kind == "bm25" or self.hybrid != "none" or self.out_file
+        by_answers = self.match in ("string", "regex")
+        needs_texts = kind == "bm25" or self.hybrid != "none" or self.out_file or by_answers
         if needs_texts and not self.passage_names():
-            message = "BM25, hybrid and out_file need the texts"
+            message = "BM25, hybrid, out_file and match=string need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
-
         if self.match == "qrels" and not self.qrels:
             raise ConfigError("match=qrels needs qrels=<file>")
         if self.match == "none" and self.qrels:
             raise ConfigError(
                 f"match=none and qrels={self.qrels} are mutually exclusive; leave one of them out"
-            )
-        if self.match in ("string", "regex") and not self.passage_names():
-            raise ConfigError(
-                f"match={self.match} looks for answers in texts, so set ctx_datasets=[<corpus>], or"
-                " match=none"
             )
         if self.tune_hybrid_weight and self.match == "none":
             raise ConfigError("tune_hybrid_weight=true needs answers or qrels to compare by, not match=none")

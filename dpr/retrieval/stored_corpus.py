@@ -7,22 +7,21 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.machine import no_downloads
 from dpr.core.records import Passage
 from dpr.core.settings import drop_unused
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.registry import Index, index_class
+from dpr.indexer.registry import Index
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.models.backbones import local_model
-from dpr.retrieval.indexes import index_choice, open_dense, open_text_index, open_vector_index
+from dpr.retrieval.indexes import index_choice, open_text_index, reads_texts
 from dpr.retrieval.passages import PassageFields, PassageLookup
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
-from dpr.retrieval.sides import DenseRetriever, Fusion, LexicalRetriever, Side
+from dpr.retrieval.sides import Fusion, LexicalRetriever, Side
 from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.durable import MANIFEST
 
@@ -60,6 +59,8 @@ def search_settings(
     if corpus:
         settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
+        from dpr.models.sources import local_model
+
         settings = replace(settings, model_file=str(local_model(model)))
     if vectors:
         settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer=_EXACT)
@@ -108,7 +109,7 @@ class StoredCorpus:
 
     @property
     def _reads_texts(self) -> bool:
-        return index_class(self.settings.indexer["kind"]).reads == "texts"
+        return reads_texts(self.settings.indexer["kind"])
 
     @property
     def fusion(self) -> Fusion:
@@ -137,9 +138,8 @@ class StoredCorpus:
         """Opens the side ``dense`` or ``bm25``."""
         stored = self.settings
         sources = stored.passages
-        if (
-            "dense" in self.modes or self._reads_texts
-        ):  # the folder's own settings are checked whatever the mode is
+        # the folder's own settings are checked whatever the mode is
+        if "dense" in self.modes or self._reads_texts:
             self._config(stored)
         with no_downloads():  # of models that search.json names
             if mode == "bm25":
@@ -150,21 +150,25 @@ class StoredCorpus:
                     stored = replace(stored, indexer=stored.indexer | {"kind": "bm25"})
                 choice = index_choice(_indexer(stored))
                 return LexicalRetriever(open_text_index(choice, sources, path))
+            from dpr.core.distributed import resolve_device
+            from dpr.retrieval.vector_indexes import open_dense
+
             if self._reads_texts:
                 stored = replace(stored, indexer=_EXACT, index_path=None)
             return open_dense(
                 self._config(stored), sources, form=stored.form, device=resolve_device(self.device)
             )
 
-    def filterable(self, side: Side) -> Index | None:
+    def filterable(self, side: Any) -> Index | None:
         """Returns an index of a side that can search a part of the passages: its own, or else exact search of
         the vectors; None if they are missing."""
-        if side.index.can_filter or not isinstance(side, DenseRetriever):
+        if side.index.can_filter or isinstance(side, LexicalRetriever):
             return side.index
         if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
+            from dpr.retrieval.vector_indexes import open_vector_index
+
             stored = replace(self.settings, indexer=_EXACT, index_path=None)
-            config = self._config(stored)
-            self._exact = open_vector_index(config, side.model, stored.passages, side.model.device)
+            self._exact = open_vector_index(self._config(stored), side.model, stored.passages)
         return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:

@@ -23,12 +23,12 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
+from dpr.retrieval.dense import DenseRetriever, question_batch
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_folder import FILE as SEARCH_FILE
-from dpr.retrieval.sides import DenseRetriever, question_batch
 from dpr.retrieval.stored_corpus import StoredCorpus
 from dpr.serving.settings import ServeSettings
 
@@ -128,14 +128,14 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         assert isinstance(corpus, StoredCorpus)
         wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
         for mode in wanted:
-            retriever.side(mode)
+            retriever.sides(mode)
         fields = corpus.fields(settings.metadata_kinds())
 
-        dense = retriever.side("dense") if wanted != ["bm25"] else None
+        dense = None if wanted == ["bm25"] else retriever.sides("dense")["dense"]
         model = dense.model if isinstance(dense, DenseRetriever) else None
         form = dense.form if isinstance(dense, DenseRetriever) else QuestionForm()
         for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):
-            index = retriever.side(mode).index
+            index = retriever.index(mode)
             described = {
                 "name": name if mode == retriever.mode else f"{name}:{mode}",
                 "mode": mode,

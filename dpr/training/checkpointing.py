@@ -15,8 +15,8 @@ import torch
 from dpr.core.distributed import from_main, full_on_main, gather_rows, is_sharded, largest_over_ranks, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
-from dpr.formats import checkpoints
-from dpr.models.biencoder import BiEncoder
+from dpr.formats import checkpoints, run_folders
+from dpr.models.towers import Towers
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.leftovers import (
     HOST_BYTES,
@@ -77,8 +77,8 @@ class CheckpointFolder:
     def note_stop(self, step: int) -> None:
         """Notes in ``run.json`` that the run was asked to stop and can be resumed, since launchers hide exit
         codes. The next save removes the note."""
-        file = self.output_dir / checkpoints.RUN_FILE
-        on_main(lambda: checkpoints.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
+        file = self.output_dir / run_folders.RUN_FILE
+        on_main(lambda: run_folders.write_run(self.output_dir, {**read_json(file), "stopped_at_step": step}))
 
     def stored_run(self, *, fresh: bool = False) -> StoredRun | None:
         """Returns the newest intact checkpoint, the same on all ranks; None if the run has none. If a save was
@@ -95,7 +95,7 @@ class CheckpointFolder:
 
         def find() -> None:
             damaged: dict[Path, list[str]] = {}
-            for folder in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME):
+            for folder in run_folders.checkpoint_folders(self.output_dir, CHECKPOINT_NAME):
                 if not (problems := verify_folder(folder)):
                     folders.append(folder)
                     break
@@ -137,7 +137,7 @@ class CheckpointFolder:
         def publish() -> None:
             last = None
             with suppress(InputError, AttributeError):  # missing or damaged
-                last = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
+                last = read_json(self.output_dir / run_folders.RUN_FILE).get("last_checkpoint")
             if last != folder.name:
                 self._publish(folder, progress)
 
@@ -220,13 +220,13 @@ class CheckpointFolder:
             )
 
     def _publish(self, folder: Path, progress: Progress) -> None:
-        metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
-        checkpoints.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
+        metrics = {run_folders.METRICS_RECORD: run_folders.describe_metrics(self.output_dir)}
+        run_folders.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
         # Checkpoints with a higher step are damaged ones that this run has fallen back from. They do not
         # count as kept.
         kept = [
             path
-            for path in checkpoints.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
+            for path in run_folders.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
             if _step_of(path) <= progress.step
         ]
         for old in kept[self.keep_last :] if self.keep_last else []:
@@ -262,7 +262,7 @@ def _step_of(folder: Path) -> int:
 class StateOfRun:
     """State of a run that a checkpoint holds besides its progress and identity."""
 
-    model: BiEncoder
+    model: Towers
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     callbacks: Sequence[Callback]

@@ -36,14 +36,14 @@ from dpr.core.distributed import (
 )
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.models.biencoder import BiEncoder, BiEncoderVectors
 from dpr.models.encoder import Encoder, filler_tokens
-from dpr.models.trials import is_static, layers_of
+from dpr.models.properties import is_static, layers_of
+from dpr.models.towers import BiEncoderVectors, Towers
 
 logger = get_logger(__name__)
 
 
-def shard(model: BiEncoder, ranks: Ranks) -> None:
+def shard(model: Towers, ranks: Ranks) -> None:
     """Spreads the weights of rank 0 over all ranks, in place. With one rank it only warns that sharding has
     no effect.
 
@@ -86,7 +86,7 @@ def shard(model: BiEncoder, ranks: Ranks) -> None:
 
 def sharded_towers(model: nn.Module) -> list[Encoder]:
     """Returns the towers whose weights are spread over ranks."""
-    return [tower for tower in model.towers if tower.is_sharded] if isinstance(model, BiEncoder) else []
+    return [tower for tower in model.towers if tower.is_sharded] if isinstance(model, Towers) else []
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def set_reduction(model: nn.Module, is_on: bool) -> None:
         tower.set_requires_gradient_sync(is_on)  # type: ignore[operator]
 
 
-def average(model: BiEncoder, *, by_rows: Sequence[Tensor] = ()) -> None:
+def average(model: Towers, *, by_rows: Sequence[Tensor] = ()) -> None:
     """Replaces the gradients that backward has left on the ranks by their mean."""
     towers = sharded_towers(model)
     if not towers:
@@ -164,7 +164,7 @@ def row_tables(model: nn.Module) -> list[Tensor]:
 TRIAL_LENGTH = 64
 
 
-def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
+def trial_tokens(model: Towers, length: int = 0) -> TokenBatch:
     """Returns two sequences of ``length`` tokens (0: a short one), on the model's device."""
     length = length or min(TRIAL_LENGTH, model.settings.sequence_length)
     # any word: not every tokenizer has a [SEP]
@@ -192,7 +192,7 @@ def total(vectors: BiEncoderVectors) -> Tensor:
     return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature.value
 
 
-def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
+def freeze_unneeded(model: Towers, *, precision: str = "fp32") -> None:
     """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and
     logs it.
 
@@ -215,7 +215,7 @@ def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
         )
 
 
-def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
+def graph_bytes_per_token(model: Towers, *, length: int = 0, precision: str = "fp32") -> float:
     """Returns the bytes that autograd keeps for backward, per token of sequences of ``length``. 0 stands for
     the greatest length, which costs most per token."""
     length = length or model.settings.sequence_length
@@ -245,9 +245,7 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
     return sum(kept.values()) / (2 * length)
 
 
-def data_parallel(
-    model: BiEncoder, ranks: Ranks, device: torch.device, *, precision: str = "fp32"
-) -> nn.Module:
+def data_parallel(model: Towers, ranks: Ranks, device: torch.device, *, precision: str = "fp32") -> nn.Module:
     """Returns the model wrapped so that gradients are averaged over ranks; with one rank, the model itself.
 
     A model with tables that learn by rows is not wrapped either, since DDP would send whole tables. Its steps

@@ -19,7 +19,7 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.swapped_columns import look_swapped
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
 from dpr.data.training_data import OpenedSets, TrainingData, spread_rows
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import TrainingSettings
 

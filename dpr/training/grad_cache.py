@@ -22,9 +22,9 @@ from dpr.core.compute_settings import autocast
 from dpr.core.distributed import Ranks, copy_from_main, largest_of_each
 from dpr.core.seeding import seed_torch
 from dpr.losses.protocol import Loss, LossResult
-from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
+from dpr.models.towers import Towers
 from dpr.training.compute import TRIAL_LENGTH, average, graph_bytes_per_token, set_reduction, sharded_towers
 from dpr.training.pool_gather import PoolGather
 from dpr.training.step import Step, objective_share, pool_loss
@@ -53,11 +53,11 @@ class CachedStep(Step):
     the last micro-batch of an update. A sequence above the budget is a chunk by itself.
     """
 
-    model: BiEncoder
+    model: Towers
 
     def __init__(
         self,
-        model: BiEncoder,
+        model: Towers,
         loss: Loss,
         *,
         max_tokens: int,

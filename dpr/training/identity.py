@@ -20,10 +20,11 @@ from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, MODEL, UPDATES, WARNED, flat_values, unused_keys
 from dpr.data.training_data import OpenedSets
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.losses.protocol import Loss
-from dpr.models.backbones import deciding_config, dropout_of, files_of_model
-from dpr.models.biencoder import BiEncoder
+from dpr.models.properties import deciding_config, dropout_of
+from dpr.models.sources import files_of_model
+from dpr.models.towers import Towers
 from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
 from dpr.training.run import CHECKPOINT_NAME, Callback, StoredRun
@@ -85,7 +86,7 @@ def _by_file(name: str, contents: list[str]) -> dict[str, str]:
 
 def run_identity(
     settings: TrainingSettings,
-    model: BiEncoder,
+    model: Towers,
     loss: Loss,
     ranks: Ranks,
     *,
@@ -238,7 +239,7 @@ def stored_value(output_dir: str | Path | None, settings: TrainingSettings, key:
     if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":
         # damaged: reported when the run is resumed
         with suppress(DprError, KeyError, TypeError, ValueError):
-            for folder in checkpoints.checkpoint_folders(Path(output_dir), CHECKPOINT_NAME)[:1]:
+            for folder in run_folders.checkpoint_folders(Path(output_dir), CHECKPOINT_NAME)[:1]:
                 state = read_json(folder / checkpoints.STATE_FILE)
                 value.fill_(float(state["identity"]["fixed"][key]))
     copy_from_main([value])

@@ -11,7 +11,7 @@ import torch
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.losses.protocol import LossResult
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.tower_cost import TowerCost
 from dpr.training.validations.protocol import Metrics
 
@@ -24,7 +24,7 @@ class TrainingMetrics:
     Nothing is read back from the device, and nothing is sent between ranks, before ``take``.
     """
 
-    def __init__(self, model: BiEncoder, names: Sequence[str] = ()) -> None:
+    def __init__(self, model: Towers, names: Sequence[str] = ()) -> None:
         self._device = model.device
         self._names = names
         towers = {"question": model.question_model, "ctx": model.ctx_model}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dpr.core.distributed import local_shard, placed_like
 from dpr.core.errors import CheckpointError
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.settings import OptimizerSettings
 
 EMA = "twin"
@@ -175,7 +175,7 @@ class RowAdamW(torch.optim.AdamW):
                     state.pop(EMA, None)
 
 
-def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
+def make_optimizer(model: Towers, settings: OptimizerSettings) -> RowAdamW:
     """Returns AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and
     scalars (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}

@@ -17,7 +17,7 @@ from dpr.data.iterators import Sampling
 from dpr.data.loader import PoolDataset, cut_into_pools
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import OpenedSets, SampleSource
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
@@ -144,7 +144,7 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
     )
 
 
-def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num_ranks: int) -> None:
+def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ranks: int) -> None:
     """Logs global batch, negatives and steps, and warns of settings with which the model would learn little
     or nothing."""
     dataset = plan.dataset

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.losses.protocol import LossResult, Pool
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Metrics, Validation
 
@@ -86,7 +86,7 @@ class Run(Protocol):
     methods. A method that all ranks must call, at the same point, says so.
     """
 
-    model: BiEncoder
+    model: Towers
     ranks: Ranks
     device: torch.device
     settings: TrainingSettings

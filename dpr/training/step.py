@@ -14,7 +14,7 @@ from dpr.core.compute_settings import autocast
 from dpr.core.distributed import Ranks, average_gradients
 from dpr.core.errors import ConfigError
 from dpr.losses.protocol import Loss, LossResult, Pool
-from dpr.models.biencoder import BiEncoderVectors
+from dpr.models.towers import BiEncoderVectors
 from dpr.training.compute import averaging, row_tables
 from dpr.training.pool_gather import PoolGather
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.models.encoder import Encoder
-from dpr.models.trials import layers_of
+from dpr.models.properties import layers_of
 
 
 class TowerCost:

@@ -26,12 +26,12 @@ from dpr.core.stopping import describe
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
-from dpr.formats.checkpoints import seal_run
-from dpr.formats.results import finest, is_baseline
+from dpr.evaluation.metric_names import finest, is_baseline
+from dpr.formats.run_folders import seal_run
 from dpr.losses.protocol import Loss, LossResult
-from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import checkpoint_activations
-from dpr.models.trials import mention_bf16
+from dpr.models.properties import mention_bf16
+from dpr.models.towers import Towers
 from dpr.storage.durable import write_json
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun
 from dpr.training.compute import clip_gradients, data_parallel, freeze_unneeded, shard
@@ -84,7 +84,7 @@ class Trainer(Run):
 
     def __init__(
         self,
-        model: BiEncoder,
+        model: Towers,
         train_sets: OpenedSets,
         dev_sets: OpenedSets,
         *,
@@ -408,9 +408,7 @@ class Trainer(Run):
             getattr(callback, moment)(self, *arguments)
 
 
-def make_step(
-    model: BiEncoder, loss: Loss, settings: TrainNode, *, ranks: Ranks, device: torch.device
-) -> Step:
+def make_step(model: Towers, loss: Loss, settings: TrainNode, *, ranks: Ranks, device: torch.device) -> Step:
     """Returns the step that the settings ask for: the whole batch at once, or chunk by chunk. If they ask for
     it, the model is sharded."""
     cached = None

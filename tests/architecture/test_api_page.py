@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.tiny import encoder_folder, make_samples
 

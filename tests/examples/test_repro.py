@@ -21,7 +21,7 @@ import pytest
 from dpr.cli.launch import answer
 from dpr.cli.main import COMMANDS, main
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.command_lines import check_keys_of, different_ones

@@ -18,7 +18,8 @@ import pytest
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, sentence

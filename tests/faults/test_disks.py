@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.formats.checkpoints import checkpoint_folders
+from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import durable_file, durable_folder, verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, final_hash, saved_steps, state_hash

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.formats.checkpoints import MODEL_FILE, checkpoint_folders, read_tensors
+from dpr.formats.checkpoints import MODEL_FILE, read_tensors
+from dpr.formats.run_folders import checkpoint_folders
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, verify_folder
 from dpr.storage.leftovers import remove_leftovers

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dpr.core.errors import DivergedError
-from dpr.formats.checkpoints import MODEL_FILE, checkpoint_folders, read_tensors
+from dpr.formats.checkpoints import MODEL_FILE, read_tensors
+from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, saved_steps

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, all_files, final_hash, saved_steps
 from tests.helpers.tiny import make_samples

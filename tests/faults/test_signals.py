@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dpr.formats.checkpoints import checkpoint_folders
+from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, final_hash, saved_steps

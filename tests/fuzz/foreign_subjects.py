@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from dpr.formats.model_folder import look
 from dpr.models.folders.dense import projected
 from dpr.models.folders.foreign_towers import ForeignTower
 from dpr.models.folders.modules import described_settings, read_modules, stated_length
@@ -57,7 +58,7 @@ _FILES: dict[str, Any] = {
 
 
 def _described(path: Path) -> None:
-    folder = next(parent for parent in path.parents if (parent / "ctx").is_dir())
+    folder = look(next(parent for parent in path.parents if (parent / "ctx").is_dir()))
     towers = read_modules(folder)
     described_settings(folder, towers, EncoderSettings())
     for tower, side in zip(towers, ("query", "document"), strict=True):
@@ -148,24 +149,24 @@ FOREIGN: dict[str, Subject] = {
         for name in _FILES
     },
     "static tokenizer": _part(
-        "s/tokenizer.json", _static_files, lambda path: static_tower(path.parent), JSON
+        "s/tokenizer.json", _static_files, lambda path: static_tower(look(path.parent)), JSON
     ),
     "static table": _part(
-        "s/model.safetensors", _static_files, lambda path: static_tower(path.parent), BYTES
+        "s/model.safetensors", _static_files, lambda path: static_tower(look(path.parent)), BYTES
     ),
     "dense settings": _part(
-        "d/config.json", _dense_files, lambda path: projected(_TOWER, [path.parent]), JSON
+        "d/config.json", _dense_files, lambda path: projected(_TOWER, [look(path.parent)]), JSON
     ),
     "dense weights": _part(
-        "d/model.safetensors", _dense_files, lambda path: projected(_TOWER, [path.parent]), BYTES
+        "d/model.safetensors", _dense_files, lambda path: projected(_TOWER, [look(path.parent)]), BYTES
     ),
     "adapter settings": _part(
-        "a/adapter_config.json", _adapter_files, lambda path: adapter_tower(path.parent), JSON, 0.1
+        "a/adapter_config.json", _adapter_files, lambda path: adapter_tower(look(path.parent)), JSON, 0.1
     ),
     "adapter weights": _part(
         "a/adapter_model.safetensors",
         _adapter_files,
-        lambda path: adapter_tower(path.parent),
+        lambda path: adapter_tower(look(path.parent)),
         BYTES,
         0.1,
     ),

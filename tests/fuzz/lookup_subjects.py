@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
@@ -63,9 +65,9 @@ def _lookup(
     def read(path: Path) -> None:
         place = {name: path if name == target else path.parent / name for name in files()}
         options = ReadOptions(
+            partial(open_store, cache_dir=path.parent / "cache"),
             corpus=place[corpus],
             queries=None if rows == "tevatron" else place["queries.tsv"],
-            cache_dir=path.parent / "cache",
         )
         found = list(read_rows(place["rows"], options, name=rows))
         assert all(

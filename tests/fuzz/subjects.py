@@ -20,16 +20,20 @@ import torch
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.runs import Retrieval, read_training
-from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
+from dpr.formats.checkpoints import read_settings, read_tensors
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.downloads import unpack
+from dpr.formats.metrics_files import read_evaluation, read_metrics
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
-from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.formats.results import read_evaluation, read_metrics, read_trec_run
+from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_questions
+from dpr.formats.run_folders import resolve_checkpoint
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
+from dpr.formats.trec_runs import read_trec_run
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.search_folder import SearchSettings
@@ -209,7 +213,7 @@ def _parquet() -> bytes:
 
 def _read_foreign(path: Path) -> None:
     """Every row comes out good or bad; what no format fits is refused."""
-    options = ReadOptions(cache_dir=path.parent / "cache")
+    options = ReadOptions(partial(open_store, cache_dir=path.parent / "cache"))
     errors = [row.error for row in read_rows(path, options) if row.error]
     assert all(isinstance(error, InputError) and path.parent.name in str(error) for error in errors)
 

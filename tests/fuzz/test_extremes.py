@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import shutil
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.formats.text_input import MAX_LINE_BYTES
 from dpr.formats.training_sets import open_training_set
-from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from tests.fuzz.subjects import SUBJECTS
 from tests.fuzz.test_readers import fault_of, lay_out
-from tests.helpers.examples import examples, some
+from tests.helpers.examples import some
 from tests.helpers.users import bound_by_permissions
 
 WITH_LINES = sorted(
@@ -174,27 +169,3 @@ def test_a_file_is_read_whatever_its_folder_is_called(name: str, folder: str, tm
 def test_a_file_is_read_whatever_it_is_called(name: str, stem: str, tmp_path: Path) -> None:
     path = lay_out(SUBJECTS[name], tmp_path)
     SUBJECTS[name].read(path.rename(path.with_name(stem + "".join(path.suffixes))))
-
-
-_IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
-
-
-@given(
-    st.lists(st.lists(_IDS, min_size=1, max_size=5), min_size=1, max_size=3),
-    st.sampled_from(["float32", "float16"]),
-)
-@settings(
-    max_examples=examples(100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
-def test_vectors_and_ids_written_are_read_back(tmp_path: Path, chunks: list[list[str]], dtype: str) -> None:
-    shutil.rmtree(tmp_path / "v", ignore_errors=True)
-    chunks = [list(dict.fromkeys(ids)) for ids in chunks]
-    writer = VectorShardWriter(tmp_path / "v", metadata={}, dimension=3, dtype=dtype)
-    rng = np.random.default_rng(0)
-    written = [rng.standard_normal((len(ids), 3)).astype(dtype) for ids in chunks]
-    for number, (ids, vectors) in enumerate(zip(chunks, written, strict=True)):
-        writer.write_chunk(number, ids, vectors)
-    writer.finish(len(chunks))
-    read = list(VectorShard(tmp_path / "v").chunks())
-    assert [[key.decode() for key in ids.tolist()] for ids, _ in read] == chunks
-    assert all(np.array_equal(ours, theirs) for (_, ours), theirs in zip(read, written, strict=True))

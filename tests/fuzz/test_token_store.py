@@ -18,7 +18,9 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import arrow_files
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from tests.fuzz.mutations import BYTES, JSON, mutate
 from tests.fuzz.test_readers import CASES, FIRST
 from tests.helpers.tiny import encoder_folder, make_samples

@@ -23,6 +23,21 @@ def opened_again(page: Browser) -> None:
     page.wait("document.querySelector('#left option')")
 
 
+def text_of(page: Browser, selector: str) -> str:
+    """The text of the first element."""
+    return page.look(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
+def texts_of(page: Browser, selector: str) -> list[str]:
+    return page.look(f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)")
+
+
+def choose(page: Browser, column: str, value: str) -> None:
+    """Chooses what the column ``left`` or ``right`` searches."""
+    select = f"const one = document.querySelector('#{column}'); one.value = {json.dumps(value)}"
+    page.look(f"{{ {select}; one.dispatchEvent(new Event('change')) }}")
+
+
 def ids(page: Browser, column: str) -> list[str]:
     return page.look(f"[...document.querySelectorAll('#hits-{column} .hit')].map(hit => hit.dataset.id)")
 

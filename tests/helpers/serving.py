@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,30 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "does not become true"
         time.sleep(0.01)
+
+
+class Gate:
+    """For ``before``: holds searches until it is opened, and notes their questions."""
+
+    def __init__(self) -> None:
+        self.searched: list[list[str]] = []
+        self.open = threading.Event()
+
+    def __call__(self, questions: list[str]) -> None:
+        self.searched.append(questions)
+        self.open.wait(20)
+
+
+def asked_together(client: Any, gate: Gate, *asked: tuple[str, Any]) -> list[Any]:
+    """The answers to requests (path, JSON), all but the first of which wait while that one is searched."""
+    with ThreadPoolExecutor(len(asked)) as pool:
+        first, *others = [lambda path=path, body=body: client.post(path, json=body) for path, body in asked]
+        answers = [pool.submit(first)]
+        wait_until(lambda: gate.searched)
+        answers += [pool.submit(other) for other in others]
+        wait_until(lambda: f"dpr_requests_waiting {len(others)}.0" in client.get("/metrics").text)
+        gate.open.set()
+        return [answer.result() for answer in answers]
 
 
 def local_app(

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.checkpoints import TokenFrequencies
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.token_frequencies import TokenFrequencies
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 

@@ -14,7 +14,7 @@ from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
 from dpr.data.collator import Collator
 from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -129,7 +129,7 @@ def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> di
 
 def newest(run: Path) -> Path:
     """The last checkpoint of a run."""
-    return checkpoints.checkpoint_folders(run, "dpr_biencoder")[0]
+    return run_folders.checkpoint_folders(run, "dpr_biencoder")[0]
 
 
 def stored(run: Path) -> dict[str, Tensor]:

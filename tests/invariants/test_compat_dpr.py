@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.core.settings import drop_unused
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets, run
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings

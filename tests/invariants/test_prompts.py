@@ -18,7 +18,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.retriever import Retriever

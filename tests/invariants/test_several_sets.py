@@ -22,7 +22,8 @@ from dpr.data.iterators import Sampling
 from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader, with_weights_of_sets
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback

@@ -11,7 +11,7 @@ import torch
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs import embed, train
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import encoder_folder, make_samples

@@ -16,8 +16,11 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.answers import answers_in, checked_answers, is_printed_list
 from dpr.formats.arrow_files import is_arrow
-from dpr.formats.delimited import (
+from dpr.formats.checked_values import id_of, text_of, title_of
+from dpr.formats.delimited import named_columns, table_form, table_rows
+from dpr.formats.field_names import (
     GRADES,
     LABELS,
     NAMED_QUESTION_IDS,
@@ -28,13 +31,10 @@ from dpr.formats.delimited import (
     QUESTIONS,
     TITLES,
     name_in,
-    named_columns,
     require_name,
-    table_form,
-    table_rows,
 )
+from dpr.formats.passage_records import TEVATRON_LISTS, passages_of, split_by_grade, with_scores
 from dpr.formats.text_input import open_input
-from dpr.formats.text_store import open_store
 from dpr.formats.training_files.rows import (
     ReadOptions,
     SourceRow,
@@ -43,18 +43,6 @@ from dpr.formats.training_files.rows import (
     preparing,
     record_rows,
     unnumbered,
-)
-from dpr.formats.training_records import (
-    TEVATRON_LISTS,
-    answers_in,
-    checked_answers,
-    id_of,
-    is_printed_list,
-    passages_of,
-    split_by_grade,
-    text_of,
-    title_of,
-    with_scores,
 )
 
 HEAD_BYTES = 2**16
@@ -173,8 +161,8 @@ def _table_rows(path: Path, options: ReadOptions, names: Sequence[str] = ()) -> 
 def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) -> Parse:
     """Returns a function from record to sample, by roles. It looks up questions and passages that rows name
     by id, if their files are given."""
-    queries = open_store(options.queries, cache_dir=options.cache_dir) if options.queries else None
-    corpus = open_store(options.corpus, cache_dir=options.cache_dir) if options.corpus else None
+    queries = options.open_store(options.queries) if options.queries else None
+    corpus = options.open_store(options.corpus) if options.corpus else None
     named = options.columns
 
     def column(record: dict[str, Any], role: str, known: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from dpr.core.batch import Bucket, on_device, plan_buckets
 from dpr.core.errors import first_line
 from dpr.core.logs import get_logger, warn_once
 from dpr.models.fast.cpu_modules import can_drop, draw_bits, keep_mask, keep_scale
-from dpr.models.trials import FAILURES, LENGTHS, agree, pad_id, padded_states, sample_batch, trial
+from dpr.models.properties import FAILURES, LENGTHS, agree, pad_id, padded_states, sample_batch, trial
 
 logger = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpr.models.trials import FAILURES, agree, padded_states, sample_batch, trial
+from dpr.models.properties import FAILURES, agree, padded_states, sample_batch, trial
 
 _PIECE = 1 << 20
 _LEVELS = 1 << 16

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dpr.models.fast.attention import AttentionOptions, Layout, PackedLayout, packed_states, past_the_windows
-from dpr.models.trials import FAILURES, LENGTHS, agree, layers_of, sample_batch, trial
+from dpr.models.properties import FAILURES, LENGTHS, agree, layers_of, sample_batch, trial
 
 
 @dataclass(frozen=True, slots=True)

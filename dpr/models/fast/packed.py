@@ -16,7 +16,7 @@ from dpr.models.fast.attention import Layout, PackedLayout, enable_packing, pack
 from dpr.models.fast.cpu_modules import put_gelu, replace_dropout, replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_pruning, prune
 from dpr.models.pooling import IdfPooling, MeanPooling, Pooling, RootIdfPooling, repeats
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 
 # Tokens per forward on a CPU, so that the activations of a layer stay in its cache. A GPU takes a whole batch
 # at once.

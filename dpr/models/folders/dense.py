@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
-from dpr.models.backbones import CONFIG, check_safetensors, read_object, require_plain
+from dpr.formats.model_folder import CONFIG, ModelFolder
 from dpr.models.folders.foreign_towers import ForeignTower
 from dpr.storage.untrusted import describe
 
@@ -27,7 +27,7 @@ _WEIGHT = "linear.weight"
 _BIAS = "linear.bias"
 
 
-def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
+def projected(tower: ForeignTower, folders: Sequence[ModelFolder]) -> ForeignTower:
     """Returns the tower with the layers in ``folders``, in order, as its projection. Consecutive linear
     layers become one; the last may have an activation.
 
@@ -41,14 +41,14 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
         if activation != "none":
             raise CheckpointError(
                 "another Dense comes after its activation",
-                file=folder.parent,
+                file=folder.path.parent,
                 expected="Tanh in the last Dense alone",
             )
         second, added, activation = dense_layer(folder)
         if second.shape[1] != len(weight):
             raise CheckpointError(
                 f"takes vectors of {second.shape[1]} numbers",
-                file=folder,
+                file=folder.path,
                 expected=f"the {len(weight)} it is given",
             )
         weight = second @ weight
@@ -60,13 +60,13 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
     )
 
 
-def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
+def dense_layer(folder: ModelFolder) -> tuple[Tensor, Tensor, str]:
     """Returns matrix and bias in fp64, and the activation that follows."""
-    file = folder / CONFIG
-    stated = read_object(file)
+    file = folder.path / CONFIG
+    stated = folder.settings(CONFIG)
     if not stated:
         raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
-    require_plain(stated, _PLAIN_DENSE, file, "a linear layer behind the pooling")
+    folder.require_plain(CONFIG, _PLAIN_DENSE, "a linear layer behind the pooling")
     function = stated.get("activation_function", _TANH)
     activation = _ACTIVATIONS.get(function) if isinstance(function, str) else None
     if activation is None:
@@ -75,14 +75,14 @@ def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
             file=file,
             expected="Identity or Tanh",
         )
-    check_safetensors(folder)
-    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
+    folder.require_safetensors()
+    stored = checkpoints.read_tensors(folder.path, checkpoints.MODEL_FILE)
     weight = stored.get(_WEIGHT, torch.zeros(0)).double()
     bias = stored.get(_BIAS, weight.new_zeros(len(weight))).double()
     if not stored.keys() <= {_WEIGHT, _BIAS} or weight.dim() != 2 or bias.shape != weight.shape[:1]:
         raise CheckpointError(
             f"holds {', '.join(sorted(stored))[:100] or 'nothing'}",
-            file=folder / checkpoints.MODEL_FILE,
+            file=folder.path / checkpoints.MODEL_FILE,
             expected="the matrix and bias of one linear layer",
         )
     return weight, bias, activation

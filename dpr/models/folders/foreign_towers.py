@@ -19,8 +19,8 @@ from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.data.tokenizer_files import append_end_token, steps_of
 from dpr.models.adapters import BaseModel
 from dpr.models.model_parts import ModelParts, present
+from dpr.models.properties import longest_sequence
 from dpr.models.settings import EncoderSettings
-from dpr.models.trials import longest_sequence
 
 logger = get_logger(__name__)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
-from dpr.data.tokenizer_files import check_files, load_tokenizer
-from dpr.models.backbones import (
-    CONFIG,
-    check_safetensors,
-    distinct_weights,
-    load_weights,
-    read_config,
-    read_object,
-)
-from dpr.models.folders.foreign_towers import ForeignTower
+from dpr.data.tokenizer_files import load_tokenizer
+from dpr.formats.model_folder import CONFIG, ModelFolder
+from dpr.models.backbones import load_weights, read_config
+from dpr.models.folders.foreign_towers import ForeignTower, joined
+from dpr.models.folders.modules import SIDES, stated_length
+from dpr.models.model_parts import ModelParts
+from dpr.models.properties import distinct_weights
+from dpr.models.settings import EncoderSettings
 
 QUESTION = "question_encoder"
 CTX = "ctx_encoder"
@@ -23,12 +22,20 @@ DPR_PAIR = (
 )
 
 
-def is_dpr(folder: Path) -> bool:
+def is_dpr(folder: ModelFolder) -> bool:
     """True if a folder holds one encoder of a Hugging Face DPR pair."""
-    return (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("model_type") == "dpr"
+    return folder.has(CONFIG) and folder.settings(CONFIG).get("model_type") == "dpr"
 
 
-def dpr_tower(folder: Path) -> ForeignTower:
+def dpr_parts(sides: Sequence[ModelFolder], settings: EncoderSettings) -> ModelParts:
+    """Reads the folders of the question and of the context tower."""
+    question, ctx = map(dpr_tower, sides)
+    lengths = [stated_length(folder, side) for folder, side in zip(sides, SIDES, strict=True)]
+    settings = replace(settings, pooling="cls", normalize=False)
+    return joined(question, ctx, settings, lengths=lengths, own_text=True)
+
+
+def dpr_tower(folder: ModelFolder) -> ForeignTower:
     """Reads the question or the context tower, depending on the name of the folder.
 
     Raises:
@@ -37,10 +44,9 @@ def dpr_tower(folder: Path) -> ForeignTower:
     """
     from transformers import BertConfig, DPRContextEncoder, DPRQuestionEncoder
 
-    check_files(folder, within=folder.parent)
-    check_safetensors(folder)
-    model_class = DPRQuestionEncoder if folder.name == QUESTION else DPRContextEncoder
-    encoder = getattr(load_weights(model_class, folder, read_config(folder)), folder.name)
+    folder.require_safetensors()
+    model_class = DPRQuestionEncoder if folder.path.name == QUESTION else DPRContextEncoder
+    encoder = getattr(load_weights(model_class, folder, read_config(folder)), folder.path.name)
     weights = {f"backbone.{key}": tensor for key, tensor in distinct_weights(encoder.bert_model).items()}
     if encoder.projection_dim:
         weights |= {f"encode_proj.{key}": value for key, value in encoder.encode_proj.state_dict().items()}
@@ -50,10 +56,10 @@ def dpr_tower(folder: Path) -> ForeignTower:
     config = BertConfig.from_dict(values)
     # Use BERT's tokenizer in place of DPR's classes: some of these lower-case every text, whatever their file
     # says.
-    kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", "DPR")
+    kind = folder.settings("tokenizer_config.json").get("tokenizer_class", "DPR")
     options = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
     return ForeignTower(
-        folder,
+        folder.path,
         config,
         load_tokenizer(folder, **options),
         weights,

@@ -8,16 +8,15 @@ not read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.formats import checkpoints
-from dpr.models.backbones import CONFIG
+from dpr.formats import checkpoints, run_folders
+from dpr.formats.model_folder import CONFIG, look
 from dpr.models.folders.foreign_towers import joined
 from dpr.models.folders.hugging_face import backbone_tower
-from dpr.models.folders.hugging_face_dpr import CTX, DPR_PAIR, QUESTION, dpr_tower, is_dpr
-from dpr.models.folders.modules import MODULES, SIDES, stated_length
+from dpr.models.folders.hugging_face_dpr import CTX, DPR_PAIR, QUESTION, dpr_parts, is_dpr
+from dpr.models.folders.modules import MODULES
 from dpr.models.folders.original_dpr import read_model_parts
 from dpr.models.folders.own_checkpoint import checkpoint_parts
 from dpr.models.folders.peft_adapter import adapter_tower, is_adapter
@@ -34,8 +33,9 @@ EXPECTED = (
 
 def is_backbone(folder: Path) -> bool:
     """True if a folder holds a Hugging Face encoder alone, which does not state how it is used."""
-    is_stated = checkpoints.is_checkpoint(folder) or (folder / MODULES).is_file() or is_dpr(folder)
-    return (folder / CONFIG).is_file() and not is_stated
+    found = look(folder)
+    is_stated = checkpoints.is_checkpoint(folder) or found.has(MODULES) or is_dpr(found)
+    return found.has(CONFIG) and not is_stated
 
 
 def read_model(
@@ -65,27 +65,26 @@ def read_model(
         raise CheckpointError(
             "there is no such file or folder", file=path, expected=" or ".join(sorted(others)[-3:]) or None
         )
-    folder = checkpoints.resolve_checkpoint(path)
-    checkpoints.warn_of_verdict(folder)
+    folder = run_folders.resolve_checkpoint(path)
+    run_folders.warn_of_verdict(folder)
     try:
         if checkpoints.is_checkpoint(folder):
             return checkpoint_parts(folder, settings.pooling), folder
-        if (folder / MODULES).is_file():
-            return sentence_transformers_parts(folder, settings, base), folder
-        if is_dpr(folder / QUESTION) and is_dpr(folder / CTX):
-            question = dpr_tower(folder / QUESTION)
-            ctx = dpr_tower(folder / CTX)
-            lengths = (stated_length(question.source, SIDES[0]), stated_length(ctx.source, SIDES[1]))
-            settings = replace(settings, pooling="cls", normalize=False)
-            return joined(question, ctx, settings, lengths=lengths, own_text=True), folder
-        if is_adapter(folder):
-            tower = adapter_tower(folder, base)
-        elif is_dpr(folder):
+        found = look(folder)
+        if found.has(MODULES):
+            return sentence_transformers_parts(found, settings, base), folder
+        if all((folder / name / CONFIG).is_file() for name in (QUESTION, CTX)):
+            sides = [look(folder / name, within=folder) for name in (QUESTION, CTX)]
+            if all(map(is_dpr, sides)):
+                return dpr_parts(sides, settings), folder
+        if is_adapter(found):
+            tower = adapter_tower(found, base)
+        elif is_dpr(found):
             raise CheckpointError(
                 "is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR
             )
-        elif (folder / CONFIG).is_file():
-            tower = backbone_tower(folder)
+        elif found.has(CONFIG):
+            tower = backbone_tower(found)
         else:
             raise CheckpointError("is not a checkpoint", file=path, expected=EXPECTED)
         return joined(tower, tower, settings), folder

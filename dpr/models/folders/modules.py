@@ -17,11 +17,10 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import reading
 from dpr.data.settings import TextSettings
-from dpr.data.tokenizer_files import check_files
 from dpr.formats.checkpoints import write_json_file
-from dpr.models.backbones import CONFIG, local_model, read_object
+from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.models.settings import POOLINGS, EncoderSettings
-from dpr.storage.durable import read_json
+from dpr.models.sources import local_model
 from dpr.storage.untrusted import describe, inside
 
 logger = get_logger(__name__)
@@ -94,39 +93,39 @@ class Modules(NamedTuple):
     """Modules that texts pass, by their folders. ``kind`` is that of ``body``. None stands for an absent module."""
 
     kind: str
-    body: Path
-    pooling: Path | None
-    dense: tuple[Path, ...]
+    body: ModelFolder
+    pooling: ModelFolder | None
+    dense: tuple[ModelFolder, ...]
     normalize: bool
 
 
-def read_modules(folder: Path) -> tuple[Modules, Modules]:
+def read_modules(folder: ModelFolder) -> tuple[Modules, Modules]:
     """Returns the modules of questions and those of passages, equal if both sides pass the same ones.
 
     Raises:
         CheckpointError: the folder has other modules, another order, or a Router that chooses by anything but
         the side.
     """
-    check_files(folder)
-    file = folder / MODULES
-    listed = read_json(file)
+    file = folder.path / MODULES
+    listed = folder.value(MODULES)
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise CheckpointError("is not a list of modules", file=file)
     chain = [(_inside(folder, module.get("path"), file), str(module.get("type"))) for module in listed]
     if chain and _kind(chain[0][1]) == ROUTER:
         router = chain[0][0]
-        stated = read_object(router / _ROUTER)
+        stated = router.settings(_ROUTER)
+        stating = router.path / _ROUTER
         parts = [stated.get(name) for name in ("types", "structure", "parameters")]
         types, structure, parameters = (part if isinstance(part, dict) else {} for part in parts)
         routes: list[Any] = [structure.get(side) for side in SIDES]
         if parameters.get("route_mappings") or not all(isinstance(route, list) for route in routes):
             raise CheckpointError(
                 f"the routes are {', '.join(structure)[:100] or 'none'}",
-                file=router / _ROUTER,
+                file=stating,
                 expected="modules for query and document, and no route_mappings",
             )
         chains = [
-            [(_inside(router, name, router / _ROUTER), str(types.get(name))) for name in route] + chain[1:]
+            [(_inside(router, name, stating), str(types.get(name))) for name in route] + chain[1:]
             for route in routes
         ]
     else:
@@ -134,7 +133,7 @@ def read_modules(folder: Path) -> tuple[Modules, Modules]:
     return _modules(chains[0], file), _modules(chains[1], file)
 
 
-def _modules(chain: list[tuple[Path, str]], file: Path) -> Modules:
+def _modules(chain: list[tuple[ModelFolder, str]], file: Path) -> Modules:
     kinds = [_kind(name) for _, name in chain]
     if not re.fullmatch(_CHAIN, " ".join(kinds)):
         found = ", ".join(kind or name for kind, (_, name) in zip(kinds, chain, strict=True))[:200]
@@ -150,15 +149,15 @@ def _kind(name: str) -> str:
 
 
 def described_settings(
-    folder: Path, sides: tuple[Modules, Modules], settings: EncoderSettings
+    folder: ModelFolder, sides: tuple[Modules, Modules], settings: EncoderSettings
 ) -> tuple[EncoderSettings, frozenset[str]]:
     """Returns the settings, completed by those of the folder, and the names of the text settings it states.
 
     Raises:
         CheckpointError: it states something that the toolkit's towers cannot do.
     """
-    file = folder / _LIBRARY
-    library = read_object(file)
+    file = folder.path / _LIBRARY
+    library = folder.settings(_LIBRARY)
     similarity = library.get("similarity_fn_name")
     if similarity not in (None, "dot", "dot_product", "cosine"):
         raise CheckpointError(
@@ -170,7 +169,7 @@ def described_settings(
     if pooling != _pooling(of_ctx, settings.pooling) or modules.normalize != of_ctx.normalize:
         raise CheckpointError(
             "pools or normalises questions and passages differently",
-            file=folder,
+            file=folder.path,
             expected="the same on both sides; the toolkit's towers share these settings",
         )
     text: dict[str, Any] = prompts_of(library, file) | own_text(folder)
@@ -186,7 +185,7 @@ def described_settings(
             if given and (is_odd or given != _PLAIN_BODY.get(name, given)):
                 raise CheckpointError(
                     f"{name} is {describe(given)}",
-                    file=body,
+                    file=body.path,
                     expected="a plain Transformer: the tokenizer's ids, the encoder's last hidden states of a text",
                 )
     width = library.get("truncate_dim") or 0
@@ -224,15 +223,15 @@ def described_model(name: str) -> Path | None:
     return folder if (folder / MODULES).is_file() else None
 
 
-def own_text(folder: Path) -> dict[str, Any]:
+def own_text(folder: ModelFolder) -> dict[str, Any]:
     """Returns the title template of a folder that the toolkit wrote."""
-    own = read_object(folder / _LIBRARY).get(_OWN)
+    own = folder.settings(_LIBRARY).get(_OWN)
     return (
         {"title_template": own["title_template"]} if isinstance(own, dict) and "title_template" in own else {}
     )
 
 
-def stated_length(body: Path, side: str, limit: int = 0) -> int | None:
+def stated_length(body: ModelFolder, side: str, limit: int = 0) -> int | None:
     """Returns the longest text of ``side`` (query or document) in tokens, if the folder of a Transformer
     states it.
 
@@ -240,7 +239,7 @@ def stated_length(body: Path, side: str, limit: int = 0) -> int | None:
     number of positions of the encoder.
     """
     own = body_settings(body)
-    tokenizer = read_object(body / "tokenizer_config.json")
+    tokenizer = body.settings("tokenizer_config.json")
     by_tokenizer = (tokenizer.get("model_max_length"), limit)
     for values in ((own.get(f"{side}_length"),), (own.get("max_seq_length"),), by_tokenizer):
         # A tokenizer without a limit states a huge number.
@@ -250,11 +249,11 @@ def stated_length(body: Path, side: str, limit: int = 0) -> int | None:
     return None
 
 
-def body_settings(body: Path) -> dict[str, Any]:
+def body_settings(body: ModelFolder) -> dict[str, Any]:
     """Returns the library's settings of a Transformer; empty if there are none. Earlier versions named the
     file after the family: sentence_roberta_config.json."""
-    found = map(read_object, sorted(body.glob("sentence_*_config.json")))
-    return next(filter(None, found), {})
+    names = sorted(file.name for file in body.path.glob("sentence_*_config.json"))
+    return next(filter(None, map(body.settings, names)), {})
 
 
 def prompts_of(library: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -290,12 +289,8 @@ def prompts_of(library: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return prompts
 
 
-def _inside(folder: Path, path: Any, file: Path) -> Path:
-    if path in ("", "."):
-        return folder
-    place = inside(folder, path, stated_in=file.name)
-    check_files(place)
-    return place
+def _inside(folder: ModelFolder, path: Any, file: Path) -> ModelFolder:
+    return folder if path in ("", ".") else look(inside(folder.path, path, stated_in=file.name))
 
 
 def _pooling(modules: Modules, given: str) -> str:
@@ -303,8 +298,8 @@ def _pooling(modules: Modules, given: str) -> str:
     Returns ``given`` if there is no such module."""
     if modules.pooling is None:
         return "mean" if modules.kind == STATIC else given
-    file = modules.pooling / CONFIG
-    stated = read_object(file)
+    file = modules.pooling.path / CONFIG
+    stated = modules.pooling.settings(CONFIG)
     if not stated:
         raise CheckpointError(
             "is missing or empty", file=file, expected="the settings of a Pooling, as the library saves them"

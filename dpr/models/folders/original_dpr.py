@@ -9,10 +9,12 @@ from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.data.tensorizer import Tensorizer
+from dpr.formats.model_folder import folder_or_name
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
-from dpr.models.backbones import base_model, read_config
+from dpr.models.backbones import read_config
 from dpr.models.model_parts import ModelParts
 from dpr.models.settings import EncoderSettings
+from dpr.models.sources import base_model
 
 TOWERS = ("question_model", "ctx_model")
 
@@ -43,9 +45,10 @@ def read_model_parts(
             expected="hf_bert; other kinds of towers are not read",
         )
     with base_model(pretrained_model_cfg, stored.pretrained_model_cfg, path) as name:
-        config = read_config(name)
+        source = folder_or_name(name)
+        config = read_config(source)
         tensorizer = Tensorizer.load(
-            name,
+            source,
             sequence_length=stored.sequence_length,
             do_lower_case=stored.do_lower_case,
             special_tokens=special_tokens,

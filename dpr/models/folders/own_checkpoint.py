@@ -10,9 +10,10 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.formats.json_records import is_finite_number
+from dpr.formats.checked_values import is_finite_number
+from dpr.formats.model_folder import CONFIG, look
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import CONFIG, read_config, refuse_impossible_sizes
+from dpr.models.backbones import read_config, refuse_impossible_sizes
 from dpr.models.model_parts import ModelParts
 from dpr.models.pooling import is_user_defined
 from dpr.models.settings import EncoderSettings
@@ -51,13 +52,13 @@ def checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
             file=file,
             hint=f"if you trust that class, set encoder.pooling={settings.pooling}",
         )
-    encoder = folder / checkpoints.ENCODER_FOLDER
+    encoder = look(folder / checkpoints.ENCODER_FOLDER)
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = read_config(encoder)
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     base = None
     if settings.adapter == "none":
-        refuse_impossible_sizes(config, shapes, encoder / CONFIG)
+        refuse_impossible_sizes(config, shapes, encoder.path / CONFIG)
     else:
         named = stored.get("base")
         texts: list[Any] = [named.get(key) for key in BaseModel._fields] if isinstance(named, dict) else []

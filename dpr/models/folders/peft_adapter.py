@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.data.tokenizer_files import check_files, load_tokenizer
+from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats import checkpoints
-from dpr.formats.json_records import is_finite_number
+from dpr.formats.checked_values import is_finite_number
+from dpr.formats.model_folder import ModelFolder, folder_or_name
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import base_model, load_backbone, read_object, require_plain
+from dpr.models.backbones import load_backbone
 from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
+from dpr.models.sources import base_model
 from dpr.storage.untrusted import describe
 
 WEIGHTS = "adapter_model.safetensors"
@@ -36,34 +37,33 @@ _PLAIN = {
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 
 
-def is_adapter(folder: Path) -> bool:
+def is_adapter(folder: ModelFolder) -> bool:
     """True if a folder holds an adapter alone, without the model it belongs to."""
-    check_files(folder)
-    return (folder / _CONFIG).is_file() and not list(folder.glob("model*.safetensors"))
+    return folder.has(_CONFIG) and not list(folder.path.glob("model*.safetensors"))
 
 
-def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
+def adapter_tower(folder: ModelFolder, given: str | None = None) -> ForeignTower:
     """Reads the tower of an adapter. ``given`` names its base model in place of the name in its file.
 
     Raises:
         InputError: a file is absent or damaged, or the model it belongs to is not on this machine.
         CheckpointError: the adapter is not plain LoRA.
     """
-    file = folder / _CONFIG
-    stated = read_object(file)
-    require_plain(
-        stated, _PLAIN, file, "plain LoRA; merge_and_unload of peft makes a whole model of any other"
+    file = folder.path / _CONFIG
+    stated = folder.settings(_CONFIG)
+    folder.require_plain(
+        _CONFIG, _PLAIN, "plain LoRA; merge_and_unload of peft makes a whole model of any other"
     )
-    if not (folder / WEIGHTS).is_file():
-        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder)
+    if not folder.has(WEIGHTS):
+        raise InputError(f"has no {WEIGHTS}; pickles are not read", file=folder.path)
     layers = set()
     weights = {}
     ranks = set()
-    for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
+    for name, tensor in checkpoints.read_tensors(folder.path, WEIGHTS).items():
         parts = _NAME.fullmatch(name)
         if parts is None or tensor.dim() != 2:
             raise CheckpointError(
-                f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers"
+                f"holds {name}", file=folder.path / WEIGHTS, expected="lora_A and lora_B of linear layers"
             )
         layers.add(parts["layer"].rpartition(".")[2])
         weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
@@ -78,9 +78,10 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
             expected=f"numbers; the weights have rank {sorted(ranks)}",
         )
     with base_model(given, stated.get("base_model_name_or_path"), file) as name:
-        backbone: Any = load_backbone(name)
-        has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
-        tokenizer = load_tokenizer(folder if has_tokenizer else name)
+        base = folder_or_name(name)
+        backbone: Any = load_backbone(base)
+        has_tokenizer = any(folder.has(file) for file in _TOKENIZER_FILES)
+        tokenizer = load_tokenizer(folder if has_tokenizer else base)
     settings = {
         "adapter": "lora",
         "lora_rank": rank,
@@ -88,7 +89,7 @@ def adapter_tower(folder: Path, given: str | None = None) -> ForeignTower:
         "lora_targets": ",".join(sorted(layers)),
     }
     return ForeignTower(
-        folder,
+        folder.path,
         backbone.config,
         tokenizer,
         weights,

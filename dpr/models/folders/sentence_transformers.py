@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from dpr.core.errors import CheckpointError
 from dpr.data.text import SPACED_TITLE
+from dpr.formats.model_folder import ModelFolder
 from dpr.models.folders.dense import projected
 from dpr.models.folders.foreign_towers import ForeignTower, joined, marks_segments
 from dpr.models.folders.hugging_face import backbone_tower
@@ -24,7 +24,9 @@ from dpr.models.model_parts import ModelParts
 from dpr.models.settings import EncoderSettings
 
 
-def sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
+def sentence_transformers_parts(
+    folder: ModelFolder, settings: EncoderSettings, base: str | None
+) -> ModelParts:
     """Reads one tower, or the two of a Router, from the modules of the folder. Each side has its own length."""
     sides = read_modules(folder)
     settings, stated = described_settings(folder, sides, settings)

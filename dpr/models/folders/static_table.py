@@ -13,17 +13,16 @@ from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.machine import panics_caught
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats import checkpoints
-from dpr.models.backbones import check_safetensors
+from dpr.formats.model_folder import ModelFolder
 from dpr.models.folders.foreign_towers import LONGEST, ForeignTower
 from dpr.models.static import StaticConfig
-from dpr.storage.durable import read_json
 
 _TOKENIZER = "tokenizer.json"
 _EMPTY = "<|empty|>"
 _TABLE = "embedding.weight"
 
 
-def static_tower(folder: Path) -> tuple[ForeignTower, int]:
+def static_tower(folder: ModelFolder) -> tuple[ForeignTower, int]:
     """Reads a static encoder; returns its tower and the length at which texts are cut.
 
     The tokenizer adds no special tokens. A text without tokens gets a token of its own. The row of that token
@@ -34,12 +33,12 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     """
     from transformers import PreTrainedTokenizerFast
 
-    check_safetensors(folder)
-    file = folder / _TOKENIZER
+    folder.require_safetensors()
+    file = folder.path / _TOKENIZER
     if not file.is_file():
         raise InputError("there is no such file", file=file)
     check_tokenizer_files(folder)
-    state = read_json(file)
+    state = folder.settings(_TOKENIZER)
     length = (state.get("truncation") or {}).get("max_length", LONGEST)
     length = min(length, LONGEST) if type(length) is int and length > 0 else LONGEST
     without = {"post_processor": None, "truncation": None, "padding": None}
@@ -59,12 +58,12 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
             expected="a tokenizer of the tokenizers library",
         ) from error
     # The rows by token id, under the library's name or model2vec's.
-    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
+    stored = checkpoints.read_tensors(folder.path, checkpoints.MODEL_FILE)
     table = stored.get(_TABLE, stored.get("embeddings"))
     if table is None or len(stored) != 1 or table.dim() != 2 or not table.is_floating_point():
         raise CheckpointError(
             f"holds {', '.join(sorted(stored))[:100] or 'nothing'}",
-            file=folder / checkpoints.MODEL_FILE,
+            file=folder.path / checkpoints.MODEL_FILE,
             expected=f"a table of numbers alone, {_TABLE} or embeddings, with a row for each token",
         )
     table = table.float()
@@ -73,13 +72,13 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     if largest >= len(table):
         raise CheckpointError(
             f"has {len(table)} rows",
-            file=folder,
+            file=folder.path,
             expected=f"one for each of the tokenizer's {largest + 1} tokens",
         )
     table = torch.cat([table, table.new_zeros(max(empty + 1 - len(table), 0), table.shape[1])])
     table[empty] = 0
     config = StaticConfig(vocab_size=len(table), hidden_size=table.shape[1], pad_token_id=empty)
-    return ForeignTower(folder, config, tokenizer, {"backbone.words.weight": table}), length
+    return ForeignTower(folder.path, config, tokenizer, {"backbone.words.weight": table}), length
 
 
 def write_table(folder: Path, rows: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpr.formats.checkpoints import METRICS_LINES
+from dpr.formats.run_folders import METRICS_LINES
 from dpr.training.callbacks.base_comparison import BaseComparison
 from dpr.training.callbacks.batch_metrics import PoolMetrics
 from dpr.training.callbacks.early_stopping import EarlyStopping

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
-from dpr.formats.checkpoints import metrics_lines, metrics_problems
+from dpr.formats.run_folders import metrics_lines, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.run import Callback, Run
 from dpr.training.validations.protocol import Metrics

@@ -20,7 +20,7 @@ from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.losses.candidates import find_candidates, score_matrix
 from dpr.losses.nll import MAX_SCORES, nll_of_columns
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.training.plan import negatives_per_question
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Metrics, Validation
@@ -52,7 +52,7 @@ class DevSetValidation(Validation):
         self.pool_size = self.settings.train.dev_batch_size
 
     @torch.no_grad()
-    def __call__(self, model: BiEncoder) -> Metrics:
+    def __call__(self, model: Towers) -> Metrics:
         by_set = {
             f"eval/{source.name}": self._measured(model, source, options) for source, options in self.dev_sets
         }
@@ -78,7 +78,7 @@ class DevSetValidation(Validation):
     def lower_is_better(self, name: str) -> bool:
         return name.rpartition("/")[2] in _LOWER_IS_BETTER
 
-    def num_texts(self, model: BiEncoder) -> int:
+    def num_texts(self, model: Towers) -> int:
         count = 0
         for source, _ in self.dev_sets:
             negatives, _ = negatives_per_question([source], self._collator(model))
@@ -86,12 +86,12 @@ class DevSetValidation(Validation):
         return count
 
     @abstractmethod
-    def _collator(self, model: BiEncoder) -> Collator:
+    def _collator(self, model: Towers) -> Collator:
         """Returns the collator that makes batches of dev questions."""
 
     @abstractmethod
     def _measured(
-        self, model: BiEncoder, source: SampleSource, options: DataSetSettings
+        self, model: Towers, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
         """Returns the number of a set's questions and the sum of each metric over them, in float64, over all
         ranks; and the values (Q, K) of each question for the first K metrics."""
@@ -104,7 +104,7 @@ class DevSetValidation(Validation):
 
     def _encoded(
         self,
-        model: BiEncoder,
+        model: Towers,
         collator: Collator,
         source: SampleSource,
         options: DataSetSettings,
@@ -117,7 +117,7 @@ class DevSetValidation(Validation):
         contexts = self._encode(model, batch.contexts, options.encoder_type or "ctx")
         return batch, questions, contexts[batch.context_row]
 
-    def _encode(self, model: BiEncoder, tokens: TokenBatch, encoder_type: str) -> Tensor:
+    def _encode(self, model: Towers, tokens: TokenBatch, encoder_type: str) -> Tensor:
         budget = self.settings.train.val_av_rank_bsz * model.settings.sequence_length
         with autocast(model.device, self.settings.train.precision):
             return model.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=budget)
@@ -133,12 +133,12 @@ class NllValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return not self.settings.uses_average_rank(epoch)
 
-    def _collator(self, model: BiEncoder) -> Collator:
+    def _collator(self, model: Towers) -> Collator:
         train = self.settings.train
         return Collator(model.tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives)
 
     def _measured(
-        self, model: BiEncoder, source: SampleSource, options: DataSetSettings
+        self, model: Towers, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
         collator = self._collator(model)
         ranks = current_ranks()
@@ -183,14 +183,14 @@ class AverageRankValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
 
-    def _collator(self, model: BiEncoder) -> Collator:
+    def _collator(self, model: Towers) -> Collator:
         train = self.settings.train
         return Collator(
             model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg
         )
 
     def _measured(
-        self, model: BiEncoder, source: SampleSource, options: DataSetSettings
+        self, model: Towers, source: SampleSource, options: DataSetSettings
     ) -> tuple[Tensor, Tensor]:
         train = self.settings.train
         collator = self._collator(model)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 
 Metrics = dict[str, float]
 """Values by the names of metrics."""
@@ -42,16 +42,16 @@ class Validation(ABC):
     in one order; on rank 0."""
 
     @abstractmethod
-    def __call__(self, model: BiEncoder) -> Metrics:
+    def __call__(self, model: Towers) -> Metrics:
         """Returns the metrics of ``model``, each by its full name, such as ``eval/nll_loss``. Any of them can
         be ``train.best_metric``."""
 
-    def at_start(self, model: BiEncoder) -> Metrics:
+    def at_start(self, model: Towers) -> Metrics:
         """Returns the metrics before the first step, and those of baselines under names like
         ``eval/<set>/bm25/ndcg@10``."""
         return self(model)
 
-    def num_texts(self, model: BiEncoder) -> int:
+    def num_texts(self, model: Towers) -> int:
         """Returns the number of texts that a call encodes, to estimate its cost beforehand; 0 if it is
         unknown. All ranks call it together."""
         return 0
@@ -96,9 +96,7 @@ def broken_guard(validations: Sequence[Validation], limits: Metrics, metrics: Me
     return None
 
 
-def run_validations(
-    validations: Sequence[Validation], model: BiEncoder, *, at_start: bool = False
-) -> Metrics:
+def run_validations(validations: Sequence[Validation], model: Towers, *, at_start: bool = False) -> Metrics:
     """Returns the metrics of all ``validations``; with ``at_start``, also those of baselines.
 
     Raises:

@@ -32,17 +32,18 @@ from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, default_b
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
+from dpr.evaluation.metric_names import finest
 from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import read_qrels, read_questions, require_judged
-from dpr.formats.results import finest
+from dpr.formats.qrels import read_qrels, require_judged
+from dpr.formats.question_sets import read_questions
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import RunningSearch
 from dpr.indexer.ranking import RunningTopK, SearchResult, fuse_linear, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.indexer.vectors import check_finite
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.storage.checksums import cache_root, content_sha256, shared_content
 from dpr.storage.durable import durable_folder, read_manifest
 from dpr.storage.outputs import cache_key, ensure_built
@@ -117,7 +118,7 @@ def read_entry(entry: Any, number: int) -> RetrievalValidationSettings | None:
 
 
 def search_corpus(
-    model: BiEncoder, corpus: CorpusTokens, questions: TokenBatch, *, depth: int, precision: str
+    model: Towers, corpus: CorpusTokens, questions: TokenBatch, *, depth: int, precision: str
 ) -> RunningTopK:
     """Returns the best passages of each question, on rank 0, in one pass over the corpus. Each chunk is
     encoded, compared with all questions, and dropped. All ranks call it together.
@@ -269,10 +270,10 @@ class RetrievalValidation(Validation):
             key: shared_content(list(map(Path, listed(paths)))) for key, paths in files.items()
         }
 
-    def __call__(self, model: BiEncoder) -> Metrics:
+    def __call__(self, model: Towers) -> Metrics:
         return self._measured(model, [""])
 
-    def at_start(self, model: BiEncoder) -> Metrics:
+    def at_start(self, model: Towers) -> Metrics:
         """Measures BM25 and the hybrid of both, with the default weight, besides the model. In a large corpus
         it measures the model alone."""
         if self.corpus_of(model).num_passages > _MOST_INDEXED:
@@ -284,10 +285,10 @@ class RetrievalValidation(Validation):
             return self(model)
         return self._measured(model, ["", "bm25/", "hybrid/"])
 
-    def num_texts(self, model: BiEncoder) -> int:
+    def num_texts(self, model: Towers) -> int:
         return self.corpus_of(model).num_passages + len(self.evaluator.questions)
 
-    def _measured(self, model: BiEncoder, ways: Sequence[str]) -> Metrics:
+    def _measured(self, model: Towers, ways: Sequence[str]) -> Metrics:
         """Returns the metrics of the model and, if ``ways`` has them, of BM25 and the hybrid."""
         corpus = self.corpus_of(model)
         questions = self.evaluator.questions
@@ -332,7 +333,7 @@ class RetrievalValidation(Validation):
         names = [f"eval/{self.name}/{way}{kind}" for way in ways for kind in kinds]
         return dict(zip(names, sum_over_ranks(means).flatten().tolist(), strict=True))
 
-    def corpus_of(self, model: BiEncoder) -> CorpusTokens:
+    def corpus_of(self, model: Towers) -> CorpusTokens:
         """Returns the corpus, counted and checked on the first call. All ranks call it together.
 
         Raises:

@@ -22,7 +22,9 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.data.training_data import TrainingData
 from dpr.formats import arrow_files
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.storage.durable import read_manifest
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 

@@ -14,7 +14,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from dpr.core.errors import InputError
-from dpr.data.tokenizer_files import check_files, check_numbers, check_tokenizer_files
+from dpr.data.tokenizer_files import check_numbers, check_tokenizer_files
+from dpr.formats.model_folder import look
 
 
 def unigram(folder: Path, charsmap: bytes | None = None) -> Path:
@@ -278,9 +279,9 @@ def test_links_lead_nowhere_but_to_the_blobs_of_their_own_repository(tmp_path: P
 def test_a_folder_that_is_a_link_is_followed_where_a_person_named_it(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "linked").symlink_to(unigram(tmp_path / "whole"))
-    check_files(tmp_path / "model" / "linked")
+    look(tmp_path / "model" / "linked")
     with pytest.raises(InputError, match="is a link"):
-        check_files(tmp_path / "model" / "linked", within=tmp_path / "model")
+        look(tmp_path / "model" / "linked", within=tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -294,10 +295,10 @@ def test_files_are_as_large_as_a_model_needs_them(name: str, most: int, tmp_path
         with open(tmp_path / "model.safetensors", "wb") as file:
             file.truncate(1 << 34)
         if size == most:
-            check_files(tmp_path)
+            look(tmp_path)
         else:
             with pytest.raises(InputError, match=f"expected at most {most:,}"):
-                check_files(tmp_path)
+                look(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +315,6 @@ def test_an_index_of_weights_names_safetensors_beside_it(weight_map: Any, found:
     change(tmp_path, "model.safetensors.index.json", weight_map=weight_map)
     if found:
         with pytest.raises(InputError, match=found):
-            check_files(tmp_path)
+            look(tmp_path)
     else:
-        check_files(tmp_path)
+        look(tmp_path)

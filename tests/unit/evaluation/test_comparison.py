@@ -11,7 +11,7 @@ import pytest
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.comparison import as_records, difference_table, differences, rows_of
 from dpr.evaluation.significance import estimate, paired_test
-from dpr.formats.results import PerQuestion, read_metrics, write_metrics
+from dpr.formats.metrics_files import PerQuestion, read_metrics, write_metrics
 from tests.helpers.jobs import compare as main
 
 

@@ -18,8 +18,8 @@ from dpr.core.records import Passage, Question
 from dpr.evaluation import ranking_metrics
 from dpr.evaluation.ranking_metrics import METRICS, Metric
 from dpr.formats.corpora import write_passages
+from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import write_questions
-from dpr.formats.results import read_metrics
 from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings
 from tests.helpers.jobs import compare, evaluate, retrieve
 from tests.helpers.tiny import encoder_folder, tiny_model

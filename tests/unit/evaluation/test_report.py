@@ -15,7 +15,7 @@ from dpr.evaluation.page_text import cut, flatten, printable
 from dpr.evaluation.report import build_page, curves_svg, write_report
 from dpr.evaluation.runs import Retrieval, Training
 from dpr.evaluation.significance import estimate
-from dpr.formats.results import MetricsFile, PerQuestion, write_metrics
+from dpr.formats.metrics_files import MetricsFile, PerQuestion, write_metrics
 from dpr.storage.durable import append_jsonl, write_json
 from tests.helpers.jobs import report as main
 

@@ -10,7 +10,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.evaluation.runs import Training
 from dpr.evaluation.symptoms import symptoms
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from tests.helpers.tiny import make_samples, static_folder
 
 REPOSITORY = Path(__file__).resolve().parents[3]

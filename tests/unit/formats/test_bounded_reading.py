@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import DprError
-from dpr.formats.bounded_reading import read_documents
-from dpr.formats.documents import Document
+from dpr.formats.documents.bounded_reading import read_documents
+from dpr.formats.documents.document import Document
 from tests.helpers.patience import patient
 
 PARSERS = {
@@ -88,6 +88,17 @@ def test_a_process_that_does_not_start_is_one_sentence(
         list(read_documents(files))
 
 
+def test_a_process_that_ends_at_each_start_is_not_started_forever(
+    folder: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says that it is ready, and cannot take a request."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec 0<&-\necho ready\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert ["crashes its parser" in str(found) for _, found in read_documents(folder("prints"))] == [True] * 3
+
+
 def test_a_process_that_was_ended_between_documents_is_replaced(
     folder: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +135,7 @@ def test_any_program_reads_documents_and_leaves_no_process(
     files = folder("waits")
     # a program that was started in the background ignores Ctrl-C
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += f"from pathlib import Path\nfrom dpr.formats.bounded_reading import read_documents\nfiles = {list(files)}\n"
+    code += f"from pathlib import Path\nfrom dpr.formats.documents.bounded_reading import read_documents\nfiles = {list(files)}\n"
     Path("script.py").write_text(f"{code}print(*read_documents({{name: Path(name) for name in files}}))\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen(

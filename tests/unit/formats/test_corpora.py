@@ -261,20 +261,3 @@ def test_commas_without_a_header_are_read_and_broken_ones_named(tmp_path: Path) 
         match=r"c\.csv:2: 2 columns, expected 3, as in the first row; columns are separated by commas",
     ):
         list(read_passages(tmp_path / "c.csv"))
-
-
-def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = {"_id": ["1", "2"], "title": ["T", None], "text": ["x", "y"]}
-    pq.write_table(pa.table(rows), tmp_path / "c.parquet")
-    assert list(read_passages(tmp_path / "c.parquet", id_prefix="w:")) == [
-        Passage("x", "T", "w:1"),
-        Passage("y", "", "w:2"),
-    ]
-    assert [passage.id for passage in read_passages(tmp_path / "c.parquet", start=1)] == ["2"]
-    assert check_unique_ids(tmp_path / "c.parquet") == 2
-    pq.write_table(pa.table({"_id": ["1"], "words": ["x"]}), tmp_path / "d.parquet")
-    with pytest.raises(InputError, match=r"d\.parquet:1: no text among the keys _id, words"):
-        list(read_passages(tmp_path / "d.parquet"))

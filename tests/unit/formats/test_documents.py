@@ -17,8 +17,13 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.document_files import READERS, read_document, read_html
-from dpr.formats.documents import Document, decoded, read_markdown, read_table, read_text
+from dpr.formats.documents.decoding import decoded
+from dpr.formats.documents.document import Document
+from dpr.formats.documents.files import READERS, read_document
+from dpr.formats.documents.html import read_html
+from dpr.formats.documents.markdown import read_markdown
+from dpr.formats.documents.plain_text import read_text
+from dpr.formats.documents.tables import read_table
 from dpr.preparation.passages import cut
 
 Outline = list[tuple[tuple[str, ...], list[str]]]
@@ -227,20 +232,6 @@ def test_text_in_an_unknown_encoding_is_refused_and_never_gibberish(
         read_document(tmp_path / name, PurePosixPath(name))
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
-    bad = {
-        "a.md": b"\0\1",
-        "c.txt": b"  \n",
-        "d.csv": b"a,b\n",
-        "e.html": b"<p></p>",
-    }
-    for name, content in bad.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError) as found:
-            read_document(tmp_path / name, PurePosixPath(name))
-        assert len(str(found.value).splitlines()) == 1, name
-
-
 def test_any_bytes_are_read_or_refused_by_every_reader(tmp_path: Path) -> None:
     junk = [
         b"# \n===\n```\n| |\n[](",
@@ -392,7 +383,7 @@ def test_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr("dpr.formats.document_files.MOST_UNPACKED", 2**20)
+    monkeypatch.setattr("dpr.formats.documents.office.MOST_UNPACKED", 2**20)
     file = tmp_path / f"bomb{suffix}"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("word/document.xml", bytes(2**22))
@@ -626,18 +617,6 @@ def test_a_form_around_a_page_is_content_and_a_form_to_fill_in_is_none() -> None
         assert outline(read_html((page + fields).encode())) == [((), ["The page."])]
 
 
-@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".epub", ".xlsx", ".pdf"])
-def test_a_damaged_document_is_one_sentence(tmp_path: Path, suffix: str) -> None:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("word/document.xml", "<x>")
-    for bad in (b"", b"not an archive", content.getvalue(), content.getvalue()[:-30]):
-        (tmp_path / f"a{suffix}").write_bytes(bad)
-        with pytest.raises(InputError) as found:
-            read_document(tmp_path / f"a{suffix}", PurePosixPath(f"a{suffix}"))
-        assert len(str(found.value).splitlines()) == 1
-
-
 @pytest.mark.parametrize("suffix", [".html", ".pdf", ".docx", ".xlsx"])
 def test_a_document_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
@@ -648,3 +627,29 @@ def test_a_document_without_its_package_says_what_to_install(
     file.write_bytes(b"PK\x05\x06" + bytes(18) if suffix in (".docx", ".xlsx") else pdf(["x"]))
     with pytest.raises(ConfigError, match=r"pip install .*\[documents\]"):
         read_document(file, PurePosixPath(file.name))
+
+
+def archived(content: str = "<x>") -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("word/document.xml", content)
+    return out.getvalue()
+
+
+PACKED = [b"", b"not an archive", archived(), archived()[:-30]]
+UNREADABLE = {
+    **dict.fromkeys([".docx", ".pptx", ".epub", ".xlsx", ".pdf"], PACKED),
+    ".md": [b"\0\1"],
+    ".txt": [b"  \n"],
+    ".csv": [b"a,b\n"],
+    ".html": [b"<p></p>"],
+}
+
+
+@pytest.mark.parametrize("suffix", UNREADABLE)
+def test_a_document_that_cannot_be_read_is_one_sentence(tmp_path: Path, suffix: str) -> None:
+    for bad in UNREADABLE[suffix]:
+        (tmp_path / f"a{suffix}").write_bytes(bad)
+        with pytest.raises(InputError) as found:
+            read_document(tmp_path / f"a{suffix}", PurePosixPath(f"a{suffix}"))
+        assert len(str(found.value).splitlines()) == 1

@@ -15,7 +15,8 @@ import pytest
 from dpr.core.errors import ConfigError, InputError
 from dpr.data.opened_sets import opened_sets
 from dpr.data.training_data import TrainingData
-from dpr.formats.training_sets import TrainingSet, open_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_sets import open_training_set
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "dpr": [

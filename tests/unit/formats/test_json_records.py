@@ -89,13 +89,6 @@ def test_bom_crlf_and_gzip_are_accepted_whatever_the_name_says(
         assert read(tmp_path / "data.bin") == [{"a": "x"}, {"a": "y"}]
 
 
-def test_the_last_json_line_is_read_with_and_without_newline(tmp_path: Path) -> None:
-    """DPR lost it."""
-    for end in ("", "\n"):
-        (tmp_path / "x").write_text('{"a": 1}\n{"a": 2}' + end)
-        assert len(read(tmp_path / "x")) == 2
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -156,20 +149,6 @@ def test_nul_becomes_a_space_with_one_warning(tmp_path: Path, caplog: pytest.Log
         file.write_bytes(data)
         assert read(file) == [{"a": "x y"}, {"a": "x y"}]
         assert len(caplog.records) == 1
-
-
-@pytest.mark.parametrize("depth", [100, 300, 900])
-@pytest.mark.parametrize("layout", ["%s\n", "[%s]"])
-def test_nul_in_deep_nesting_is_read_or_refused(tmp_path: Path, depth: int, layout: str) -> None:
-    (tmp_path / "x").write_text(layout % ('{"a": ' + "[" * depth + '"\\u0000"' + "]" * depth + "}"))
-    try:
-        (record,) = iter_json_records(tmp_path / "x")
-    except InputError:
-        return
-    value = None if record.error else record.value["a"]
-    while isinstance(value, list):
-        (value,) = value
-    assert value in (None, " ")
 
 
 def test_only_escapes_are_nul_wherever_the_text_is_cut(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.text_store import open_store
+from dpr.formats.training_files.dpr import sample_from_json, sample_to_json
 from dpr.formats.training_files.registry import WRITERS, read_rows
 from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_records import sample_from_json, sample_to_json
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.training_sets import open_training_set
 
 Scores = list[list[float | None]]
 TEXTS = {"query": "q", "positive": "p", "negative_1": "n", "negative_2": "m"}
@@ -85,13 +88,6 @@ def test_scores_are_read_and_kept_by_the_cache(
         assert scores_of(opened(one_line(tmp_path / "train.jsonl", record))[0]) == expected
 
 
-def test_scores_in_parquet_are_those_of_the_same_layout(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([{**TEXTS, "label": [3.5, 1.0, -0.5]}]), tmp_path / "st.parquet")
-    assert scores_of(opened(tmp_path / "st.parquet")[0]) == [[3.5], [1.0, -0.5], []]
-    pq.write_table(pa.Table.from_pylist([TEVATRON]), tmp_path / "tevatron.parquet")
-    assert scores_of(opened(tmp_path / "tevatron.parquet")[0]) == [[5.5], [2.0, None], []]
-
-
 def test_dpr_s_own_score_is_no_teacher_s(tmp_path: Path) -> None:
     record = {
         "question": "q",
@@ -122,7 +118,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     write = WRITERS[name]
     assert write is not None
     write(tmp_path / "out.jsonl", samples, None)
-    options = ReadOptions(cache_dir=tmp_path / "cache")
+    options = ReadOptions(partial(open_store, cache_dir=tmp_path / "cache"))
     again = [row.sample for row in read_rows(tmp_path / "out.jsonl", options)]
     assert [scores_of(sample) for sample in again if sample] == [scores_of(sample) for sample in samples]
     assert "score" not in (tmp_path / "out.jsonl").read_text().splitlines()[1]
@@ -184,10 +180,3 @@ def test_a_number_beside_negatives_that_is_no_list_of_scores_is_told(
         sample = opened(one_line(tmp_path / "train.jsonl", {**TEXTS, "label": value}))[0]
         assert scores_of(sample) == [[None], [None, None], []]
         assert "the key 'label' is not read; a teacher's scores are a list" in caplog.text
-
-
-def test_scores_pass_through_the_writer_of_training_sets(tmp_path: Path) -> None:
-    first = opened(one_line(tmp_path / "train.jsonl", DPR))
-    for name in ("again.jsonl", "again.json.gz"):
-        write_training_set(tmp_path / name, [first[0]])
-        assert scores_of(opened(tmp_path / name)[0]) == scores_of(first[0])

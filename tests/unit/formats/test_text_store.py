@@ -129,3 +129,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     source = PassageSource(write(tmp_path / "c.tsv"))
     lookup = PassageLookup([source], in_memory_bytes=10)
     assert lookup.get(["12", "absent"]) == {"12": Passage("text 12", "T12", "12")}
+
+
+@pytest.mark.parametrize("field", ["_id", "text", "title"])
+def test_a_lone_surrogate_is_reported_with_its_line(tmp_path: Path, field: str) -> None:
+    row = {"_id": "d2", "text": "b", "title": "c"} | {field: "\ud800"}
+    (tmp_path / "corpus.jsonl").write_text(
+        "\n".join(json.dumps(value) for value in ({"_id": "d1", "text": "a"}, row)) + "\n"
+    )
+    with pytest.raises(InputError) as reported:
+        open_store(tmp_path / "corpus.jsonl", cache_dir=tmp_path / "cache")
+    assert (reported.value.line, "lone surrogate" in str(reported.value)) == (2, True)

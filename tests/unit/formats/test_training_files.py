@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,14 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.delimited import QUESTIONS
+from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import WRITERS, format_of, read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
-from dpr.formats.training_records import number_of
 from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
-FIELD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
-    lambda text: (
-        bool(text.strip())
-        and text.strip().lower() not in QUESTIONS
-        and number_of(text) is None
-        and text[0] != '"'
-    )
-)
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT), max_size=3).map(tuple)
 ANSWERS = st.lists(TEXT, max_size=2, unique=True).map(tuple)
 SAMPLES = st.lists(
@@ -47,7 +39,7 @@ QUICK = settings(
 
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
-    given = ReadOptions(cache_dir=path.parent / "cache", **options)
+    given = ReadOptions(partial(open_store, cache_dir=path.parent / "cache"), **options)
     return list(read_rows(path, given, name=format_name))
 
 
@@ -132,139 +124,53 @@ def test_what_is_written_is_read_back(
         write = WRITERS[name]
         assert write is not None
         assert write(path, samples) == len(samples)
-        assert format_of(path, ReadOptions()) == name
+        assert format_of(path, ReadOptions(open_store)) == name
         assert samples_of(path) == [expected(sample) for sample in samples]
 
     check()
 
 
-def test_tables_are_read_back(tmp_path_factory: Any) -> None:
-    @QUICK
-    @given(table=st.lists(st.tuples(FIELD, FIELD, FIELD), min_size=1, max_size=5))
-    def check(table: list[tuple[str, str, str]]) -> None:
-        folder = tmp_path_factory.mktemp("table")
-        for width, name in ((2, "pairs"), (3, "triples")):
-            path = lines(folder / f"{name}.tsv", *("\t".join(fields[:width]) for fields in table))
-            rows = rows_of(path, name)
-            assert sum(row.num_rows for row in rows) == len(table)
-            read = [(row.sample.question, p.text) for row in rows if row.sample for p in row.sample.positives]
-            assert list(dict.fromkeys(read)) == list(
-                dict.fromkeys((question, positive) for question, positive, _ in table)
-            )
-            if width == 3:
-                negatives = {
-                    (row.sample.question, p.text)
-                    for row in rows
-                    if row.sample
-                    for p in row.sample.hard_negatives
-                }
-                assert negatives == {(question, negative) for question, _, negative in table}
-
-    check()
+@pytest.mark.parametrize("indent", [None, 1])
+def test_squad_paragraphs_are_read(tmp_path: Path, indent: int | None) -> None:
+    answers = [{"text": text, "answer_start": 0} for text in ("x", "", "x", "y")]
+    asked = [{"question": "q", "id": "1", "answers": answers}, {"question": "r", "id": "2", "answers": []}]
+    paragraphs = [{"context": "p", "qas": asked}, {"context": "unasked", "qas": []}]
+    articles = [{"title": "A_title", "paragraphs": paragraphs}, {"title": "", "paragraphs": []}]
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"data": articles, "version": ["1.1", {"a": 2}]}, indent=indent))
+    positives = (Passage("p", "A title"),)
+    assert samples_of(path) == [
+        TrainingSample("q", positives, answers=("x", "y")),
+        TrainingSample("r", positives),
+    ]
 
 
-def test_squad_paragraphs_are_read_back(tmp_path_factory: Any) -> None:
-    articles = st.lists(
-        st.tuples(
-            TEXT, st.lists(st.tuples(SOLID, st.lists(st.tuples(SOLID, ANSWERS), max_size=3)), max_size=2)
-        ),
-        min_size=1,
-        max_size=3,
-    )
-
-    @QUICK
-    @given(articles=articles, indent=st.sampled_from([None, 1]), version_first=st.booleans())
-    def check(articles: list[Any], indent: int | None, version_first: bool) -> None:
-        data = [
-            {
-                "title": title,
-                "paragraphs": [
-                    {
-                        "context": context,
-                        "qas": [
-                            {
-                                "question": question,
-                                "id": "1",
-                                "answers": [{"text": a, "answer_start": 0} for a in answers],
-                            }
-                            for question, answers in asked
-                        ],
-                    }
-                    for context, asked in paragraphs
-                ],
-            }
-            for title, paragraphs in articles
-        ]
-        value = (
-            {"version": "1.1", "data": data}
-            if version_first
-            else {"data": data, "version": ["1.1", {"a": 2}]}
-        )
-        path = tmp_path_factory.mktemp("squad") / "s.json"
-        path.write_text(json.dumps(value, indent=indent))
-        assert samples_of(path, "squad") == [
-            TrainingSample(
-                question,
-                (Passage(context, title.replace("_", " ")),),
-                answers=tuple(dict.fromkeys(a for a in answers if a)),
-            )
-            for title, paragraphs in articles
-            for context, asked in paragraphs
-            for question, answers in asked
-        ]
-
-    check()
-
-
-def test_columns_are_read_back_from_json_parquet_and_datasets_folders(tmp_path_factory: Any) -> None:
+def test_columns_are_read_from_folders_with_splits(tmp_path: Path) -> None:
     import datasets
 
-    @settings(QUICK, max_examples=examples(8))
-    @given(samples=SAMPLES)
-    def check(samples: list[TrainingSample]) -> None:
-        folder = tmp_path_factory.mktemp("columns")
-        distinct = list({sample.question: sample for sample in samples}.values())
-        table = {
-            "query": [sample.question for sample in distinct],
-            "positive": [
-                [{"text": p.text, "title": p.title} for p in sample.positives] for sample in distinct
-            ],
-            "negative": [[p.text for p in sample.hard_negatives] for sample in distinct],
-            "answers": [list(dict.fromkeys(sample.answers)) for sample in distinct],
+    rows = [
+        {
+            "query": question,
+            "positive": [{"text": "p", "title": "T"}, {"text": "p 2", "title": ""}],
+            "negative": ["n"],
+            "answers": ["a"],
         }
-        expected = [
-            TrainingSample(
-                sample.question,
-                sample.positives,
-                tuple(Passage(p.text) for p in sample.hard_negatives),
-                answers=tuple(dict.fromkeys(sample.answers)),
-            )
-            for sample in distinct
-        ]
-        texts = pa.list_(pa.string())
-        passages = pa.list_(pa.struct({"text": pa.string(), "title": pa.string()}))
-        schema = pa.schema({"query": pa.string(), "positive": passages, "negative": texts, "answers": texts})
-        arrow = pa.table(table, schema=schema)
-        pq.write_table(arrow, folder / "x.parquet")
-        (folder / "hub" / "data").mkdir(parents=True)
-        pq.write_table(arrow, folder / "hub" / "data" / "train-00000-of-00001.parquet")
-        pq.write_table(arrow.slice(0, 0), folder / "hub" / "data" / "test-00000-of-00001.parquet")
-        data = datasets.Dataset(arrow)
-        data.save_to_disk(str(folder / "one"))
-        datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(folder / "splits"))
-        lines(folder / "x.jsonl", *arrow.to_pylist())
-        for path in (
-            folder / "x.parquet",
-            folder / "x.jsonl",
-            folder / "hub",
-            folder / "one",
-            folder / "splits",
-        ):
-            assert format_of(path, ReadOptions()) == "columns"
-            assert samples_of(path) == expected
-        assert samples_of(folder / "splits", split="test") == expected[:1]
-
-    check()
+        for question in ("q", "r")
+    ]
+    positives = (Passage("p", "T"), Passage("p 2"))
+    expected = [
+        TrainingSample(question, positives, (Passage("n"),), answers=("a",)) for question in ("q", "r")
+    ]
+    data = datasets.Dataset.from_list(rows)
+    datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(tmp_path / "splits"))
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    arrow = pa.Table.from_pylist(rows)
+    pq.write_table(arrow, tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")
+    pq.write_table(arrow.slice(0, 1), tmp_path / "hub" / "data" / "test-00000-of-00001.parquet")
+    for folder in (tmp_path / "splits", tmp_path / "hub"):
+        assert format_of(folder, ReadOptions(open_store)) == "columns"
+        assert samples_of(folder) == expected
+        assert samples_of(folder, split="test") == expected[:1]
 
 
 CORPUS = [{"_id": f"d{number}", "title": f"T{number}", "text": f"text {number}"} for number in range(6)]
@@ -397,6 +303,8 @@ def test_rows_of_one_question_become_one_sample(tmp_path: Path) -> None:
     rows = rows_of(path)
     assert [(row.line, row.num_rows) for row in rows] == [(2, 3), (5, 1), (6, 1)]
     assert rows[0].sample == TrainingSample("q", (Passage("a"), Passage("b")))
+    bad, whole = rows_of(lines(tmp_path / "b.tsv", "question\tpassage", "q\ta", "only one", "q\tb"))
+    assert bad.error and whole.sample == rows[0].sample
 
 
 @pytest.mark.parametrize(
@@ -560,7 +468,7 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
     ]
     assert "1 columns, expected 2, as in the first row" in str(bad.error)
     with pytest.raises(InputError, match="by commas under a header such as question,passage"):
-        format_of(lines(tmp_path / "headless.csv", "who?,he"), ReadOptions())
+        format_of(lines(tmp_path / "headless.csv", "who?,he"), ReadOptions(open_store))
     with pytest.raises(InputError, match=r"open\.csv:2: the quotes of this row"):
         samples_of(lines(tmp_path / "open.csv", "question,passage", 'who?,"he'))
 
@@ -578,7 +486,7 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
         TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))
     ]
     with pytest.raises(InputError, match=r"name columns: .*dpr prepare FILE question="):
-        format_of(path, ReadOptions())
+        format_of(path, ReadOptions(open_store))
     (row,) = rows_of(path, columns={"question": "faq.title", "positive": "text"})
     assert "no column 'text'" in str(row.error)
 
@@ -615,7 +523,7 @@ DETECTED = {
 def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
     path = tmp_path / "data"
     path.write_text(DETECTED[name] + "\n")
-    assert format_of(path, ReadOptions()) == name
+    assert format_of(path, ReadOptions(open_store)) == name
     (sample,) = samples_of(path)
     assert (sample.question, [p.text for p in sample.positives]) == ("q", ["p"])
     data = open_training_set(path, name="t", cache_dir=tmp_path / "cache")  # training takes it as it is
@@ -640,7 +548,7 @@ def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, 
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        format_of(path, ReadOptions())
+        format_of(path, ReadOptions(open_store))
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "format" in str(caught.value)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import multiprocessing
@@ -18,12 +17,13 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files import rows as row_readers
-from dpr.formats.training_files.rows import Counts
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_files.usable_rows import Counts
+from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
 from tests.helpers.patience import patient
-from tests.helpers.users import bound_by_permissions
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
@@ -223,23 +223,6 @@ def test_several_files_and_patterns_are_one_set_in_order(tmp_path: Path) -> None
         opened(tmp_path / "c.json")
 
 
-@pytest.mark.parametrize("bad", ["folder", "unreadable", "cut", "loop"])
-def test_unusable_files_are_clear_errors(tmp_path: Path, bad: str) -> None:
-    path = tmp_path / "t.json.gz"
-    if bad == "folder":
-        path.mkdir()
-    elif bad == "loop":
-        path.symlink_to(path)
-    else:
-        path.write_bytes(gzip.compress(json.dumps([record(str(number)) for number in range(500)]).encode()))
-        if bad == "cut":
-            path.write_bytes(path.read_bytes()[:-50])
-        else:
-            path.chmod(0)
-    with bound_by_permissions(tmp_path), pytest.raises(InputError, match=r"t\.json\.gz: "):
-        opened(path)
-
-
 def test_known_positives_join_rows_with_the_very_same_question(tmp_path: Path) -> None:
     a, b, c, d = (Passage(letter) for letter in "abcd")
     samples = [
@@ -269,9 +252,9 @@ def test_a_question_in_another_normal_form_is_the_same(tmp_path: Path) -> None:
 
 
 def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpr.formats import training_sets
+    from dpr.formats import stored_training_set
 
-    monkeypatch.setattr(training_sets, "text_hash", lambda text: 1)
+    monkeypatch.setattr(stored_training_set, "text_hash", lambda text: 1)
     samples = [
         TrainingSample(question, (Passage(text),))
         for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))
@@ -442,15 +425,6 @@ def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     data = opened(tmp_path / "t.jsonl")
     assert len(data.block_ends()) > 10
     assert rows(data) == samples
-
-
-def test_one_line_says_what_was_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = lines(tmp_path / "t.jsonl", record(), {"question": "q", "positive_ctxs": []}, "{}")
-    with caplog.at_level(logging.INFO, "dpr.formats.training_sets"):
-        opened(path, on_bad_row="skip")
-    assert [entry.getMessage() for entry in caplog.records if entry.levelno == logging.INFO] == [
-        "set: read 3 records, kept 1, dropped 1 without positives, rejected 1"
-    ]
 
 
 def test_unwritable_cache_names_the_way_out(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats.arrays import PackedIds
+from dpr.formats.packed_ids import PackedIds
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
 from dpr.indexer.ranking import decode_ids, packed_ids, to_rankings
 from dpr.indexer.registry import Index, IndexChoice, Texts

@@ -12,9 +12,9 @@ import pytest
 
 from dpr.core.records import Passage
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats.question_sets import read_qrels
+from dpr.formats.qrels import read_qrels
 from dpr.integrations.mteb import MtebModel
-from dpr.retrieval.sides import DenseRetriever
+from dpr.retrieval.dense import DenseRetriever
 from tests.helpers.indexes import exact_index
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.explain import explain
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files

@@ -14,7 +14,8 @@ from dpr.core.records import Passage, Question
 from dpr.export.merging import merged
 from dpr.formats import checkpoints
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.qrels import write_qrels
+from dpr.formats.question_sets import write_questions
 from dpr.jobs import merge
 from dpr.jobs.merge import mixed
 from dpr.models.biencoder import BiEncoder
@@ -77,37 +78,25 @@ def with_dev(place: Path, out: Path, *more: str) -> list[str]:
     ]
 
 
+def between(base: Path, tuned: Path, out: Path, weight: float) -> int:
+    return run([f"base={base}", f"tuned={tuned}", f"out={out}", f"weights={weight}"])
+
+
 @pytest.mark.parametrize(("weight", "end"), [(0, "base"), (1, "tuned")])
 def test_the_ends_are_the_models_bit_for_bit(place: Path, tmp_path: Path, weight: int, end: str) -> None:
-    assert (
-        run(
-            [
-                f"base={place / 'base'}",
-                f"tuned={place / 'tuned'}",
-                f"out={tmp_path / 'out'}",
-                f"weights={weight}",
-            ]
-        )
-        == 0
-    )
-    assert (tmp_path / "out" / checkpoints.MODEL_FILE).read_bytes() == (
-        place / end / checkpoints.MODEL_FILE
-    ).read_bytes()
-    assert BiEncoder.load(tmp_path / "out").fingerprint == BiEncoder.load(place / end).fingerprint
+    out = tmp_path / "out"
+    assert between(place / "base", place / "tuned", out, weight) == 0
+    assert (out / checkpoints.MODEL_FILE).read_bytes() == (place / end / checkpoints.MODEL_FILE).read_bytes()
+    assert BiEncoder.load(out).fingerprint == BiEncoder.load(place / end).fingerprint
 
 
 def test_between_the_ends_it_is_the_sum_in_float64(place: Path, tmp_path: Path) -> None:
-    assert (
-        run([f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.3"])
-        == 0
-    )
+    out = tmp_path / "out"
+    assert between(place / "base", place / "tuned", out, 0.3) == 0
     base, tuned = weights_of(place / "base"), weights_of(place / "tuned")
-    for name, tensor in weights_of(tmp_path / "out").items():
+    for name, tensor in weights_of(out).items():
         assert torch.equal(tensor, (0.7 * base[name].double() + 0.3 * tuned[name].double()).float()), name
-    assert json.loads((tmp_path / "out" / merge.PROVENANCE).read_text())["weights"] == {
-        "tuned1": 0.3,
-        "base": 0.7,
-    }
+    assert json.loads((out / merge.PROVENANCE).read_text())["weights"] == {"tuned1": 0.3, "base": 0.7}
 
 
 @pytest.fixture(scope="module")
@@ -131,21 +120,10 @@ def test_dev_questions_choose(place: Path, chosen: Path, tmp_path: Path) -> None
     expected = mixed([tuned, base], [best["weights"][name] for name in ("tuned1", "base")])
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(chosen).items())
     # What is measured is what dpr evaluate measures of the same model.
-    assert (
-        raising("evaluate")(
-            [
-                f"set={place / 'dev'}",
-                "split=dev",
-                "systems=[dense]",
-                f"model_file={chosen}",
-                f"output_dir={tmp_path}",
-            ]
-        )
-        == 0
-    )
-    assert json.loads((tmp_path / "dev" / "dense.json").read_text())["metrics"]["ndcg@10"] == pytest.approx(
-        best["metrics"]["ndcg@10"]
-    )
+    line = [f"set={place / 'dev'}", "split=dev", "systems=[dense]", f"model_file={chosen}"]
+    assert raising("evaluate")([*line, f"output_dir={tmp_path}"]) == 0
+    measured = json.loads((tmp_path / "dev" / "dense.json").read_text())["metrics"]
+    assert measured["ndcg@10"] == pytest.approx(best["metrics"]["ndcg@10"])
 
 
 def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path, chosen: Path) -> None:
@@ -193,26 +171,12 @@ def test_of_several_models_the_mean_is_taken_and_of_several_sets_the_mean_decide
     assert last["ndcg@10"] == pytest.approx((last["eval/dev/ndcg@10"] + last["eval/more/ndcg@10"]) / 2)
 
 
-def test_static_tables(place: Path, tmp_path: Path) -> None:
+def test_static_tables(tmp_path: Path) -> None:
+    encoder = static_folder(tmp_path / "encoder")
     for seed, name in enumerate(("base", "tuned")):
-        tiny_model(
-            static_folder(tmp_path / "encoder"),
-            seed=seed,
-            dtype=torch.float32,
-            pooling="idf_sqrt",
-            shared=True,
-        ).save(tmp_path / name)
-    assert (
-        run(
-            [
-                f"base={tmp_path / 'base'}",
-                f"tuned={tmp_path / 'tuned'}",
-                f"out={tmp_path / 'out'}",
-                "weights=0.5",
-            ]
-        )
-        == 0
-    )
+        model = tiny_model(encoder, seed=seed, dtype=torch.float32, pooling="idf_sqrt", shared=True)
+        model.save(tmp_path / name)
+    assert between(tmp_path / "base", tmp_path / "tuned", tmp_path / "out", 0.5) == 0
     assert len(candidates(tmp_path / "out")) == 1
 
 
@@ -231,17 +195,7 @@ def test_adapters_are_merged_into_the_base(place: Path, tmp_path: Path) -> None:
     base = BiEncoder.from_pretrained(
         str(tmp_path / "bert"), merge.EncoderSettings(sequence_length=24, pooling="mean", shared=True)
     ).weights()
-    assert (
-        run(
-            [
-                f"base={tmp_path / 'bert'}",
-                f"tuned={tmp_path / 'one'}",
-                f"out={tmp_path / 'half'}",
-                "weights=0.5",
-            ]
-        )
-        == 0
-    )
+    assert between(tmp_path / "bert", tmp_path / "one", tmp_path / "half", 0.5) == 0
     assert run([f"tuned={tmp_path / 'one'},{tmp_path / 'two'}", f"out={tmp_path / 'both'}"]) == 0
     for name, tensor in weights_of(tmp_path / "half").items():
         torch.testing.assert_close(tensor, (base[name] + one[name]) / 2, rtol=0, atol=1e-6)
@@ -266,14 +220,7 @@ def test_models_that_differ_otherwise_are_refused(
     folder = encoder_folder(tmp_path / "encoder", **config)
     tiny_model(folder, dtype=torch.float32, **{"pooling": "mean", **settings}).save(tmp_path / "other")
     with pytest.raises(InputError, match=message):
-        run(
-            [
-                f"base={tmp_path / 'other'}",
-                f"tuned={place / 'tuned'}",
-                f"out={tmp_path / 'out'}",
-                "weights=0.5",
-            ]
-        )
+        between(tmp_path / "other", place / "tuned", tmp_path / "out", 0.5)
     assert not (tmp_path / "out").exists()
 
 
@@ -283,14 +230,7 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     (folder / "vocab.txt").write_text("\n".join([*words[:20], *reversed(words[20:-1]), ""]))
     tiny_model(folder, dtype=torch.float32, pooling="mean").save(tmp_path / "other")
     with pytest.raises(InputError, match="its tokenizer's fingerprint is"):
-        run(
-            [
-                f"base={tmp_path / 'other'}",
-                f"tuned={place / 'tuned'}",
-                f"out={tmp_path / 'out'}",
-                "weights=0.5",
-            ]
-        )
+        between(tmp_path / "other", place / "tuned", tmp_path / "out", 0.5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpr.formats.corpora import read_passages
-from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_questions
 from dpr.formats.training_sets import open_training_set
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.jobs import explain, raising, train
@@ -26,19 +27,12 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def arguments(corpus: Path, out: Path | None, *more: str) -> list[str]:
     encoder = static_folder(corpus.parent / "encoder")
-    given = [
-        f"encoder.pretrained_model_cfg={encoder}",
-        "encoder=static",
-        "encoder.pooling=idf_sqrt",
-        "train_datasets=[docs]",
-    ]
-    given += [
-        f"datasets.docs.file={corpus}",
-        "datasets.docs.pairs={crops: 2, title: 1}",
-        "train.hard_negatives=0",
-        "no_cuda=true",
-    ]
-    given += ["train.batch_size=16", "train.num_train_epochs=2", "train.save_every_steps=4"]
+    line = (
+        f"encoder.pretrained_model_cfg={encoder} encoder=static encoder.pooling=idf_sqrt train_datasets=[docs]"
+        f" datasets.docs.file={corpus} train.hard_negatives=0 no_cuda=true train.batch_size=16"
+        " train.num_train_epochs=2 train.save_every_steps=4"
+    )
+    given = [*line.split(), "datasets.docs.pairs={crops: 2, title: 1}"]
     return [*given, *([f"output_dir={out}"] if out else []), *more]
 
 
@@ -61,11 +55,10 @@ def test_pairs_that_differ_are_another_run(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(arguments(corpus, tmp_path / "run")) == 0
-    assert train(arguments(corpus, tmp_path / "run", "datasets.docs.held_back=0.2")) not in (0, 1)
-    assert "was written by a different run: train_datasets" in capsys.readouterr().err
-    write_corpus(corpus, made_rows(91))
-    assert train(arguments(corpus, tmp_path / "run")) not in (0, 1)
-    assert "was written by a different run: train_datasets" in capsys.readouterr().err
+    for more in (["datasets.docs.held_back=0.2"], []):
+        assert train(arguments(corpus, tmp_path / "run", *more)) not in (0, 1)
+        assert "was written by a different run: train_datasets" in capsys.readouterr().err
+        write_corpus(corpus, made_rows(91))
 
 
 def test_rows_that_share_words_and_a_labelled_set_beside_it(corpus: Path, tmp_path: Path) -> None:
@@ -96,21 +89,16 @@ def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureF
         (["datasets.docs.pairs=nonsense"], "datasets.docs.pairs=nonsense is not a kind of pairs"),
         (["datasets.docs.held_only=true"], "datasets.docs.held_only"),
         (["datasets.docs.held_back=1"], "it must be in [0, 1)"),
+        (["datasets.docs.file={folder}/corpus*.jsonl"], "names 2 files, but pairs are cut from one corpus"),
     ],
 )
 def test_what_does_not_fit_is_said(
     corpus: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(arguments(corpus, tmp_path / "run", *more)) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_pairs_are_cut_from_one_corpus(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     write_corpus(tmp_path / "corpus2.jsonl", made_rows(8))
-    assert train(arguments(corpus, tmp_path / "run", f"datasets.docs.file={tmp_path}/corpus*.jsonl")) == 2
-    assert "names 2 files, but pairs are cut from one corpus" in capsys.readouterr().err
+    given = [item.replace("{folder}", str(tmp_path)) for item in more]
+    assert train(arguments(corpus, tmp_path / "run", *given)) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_pseudo_questions_and_pairs_as_files(

@@ -32,18 +32,49 @@ def names_and_files(given: Any, catalogue: dict[str, Any] | None = None) -> list
     ]
 
 
-def test_none_is_no_data() -> None:
-    assert names_and_files(None) == []
-
-
-def test_paths_globs_and_names_stand_side_by_side() -> None:
-    touch("a/nq train.json.gz", "part-2.jsonl", "part-10.jsonl", "known.json")
-    given = ["a/nq train.json.gz", "part-*.jsonl", "mine"]
-    assert names_and_files(given, {"mine": {"file": "known.json"}}) == [
-        ("nq train", ["a/nq train.json.gz"]),
-        ("part", ["part-10.jsonl", "part-2.jsonl"]),
-        ("mine", ["known.json"]),
-    ]
+@pytest.mark.parametrize(
+    ("given", "catalogue", "expected"),
+    [
+        (None, {}, []),
+        ("a.json", {}, [("a", ["a.json"])]),
+        (
+            ["a/nq train.json.gz", "part-*.jsonl", "mine"],
+            {"mine": {"file": "a.json"}},
+            [
+                ("nq train", ["a/nq train.json.gz"]),
+                ("part", ["part-10.jsonl", "part-2.jsonl"]),
+                ("mine", ["a.json"]),
+            ],
+        ),
+        (["x/dev.json", "y/dev.jsonl"], {}, [("dev", ["x/dev.json"]), ("dev_2", ["y/dev.jsonl"])]),
+        ("nq", {"nq": {"file": "a.json"}}, [("nq", ["nq"])]),
+        ("folder", {"folder": {"file": "a.json"}}, [("folder", ["a.json"])]),
+        (
+            "s",
+            {"s": {"file": ["a.json", "part-*.jsonl"]}},
+            [("s", ["a.json", "part-10.jsonl", "part-2.jsonl"])],
+        ),
+        ("scifact", {}, [("scifact", ["scifact"])]),
+        ("scifact/qrels/train.tsv", {}, [("train", ["scifact/qrels/train.tsv"])]),
+    ],
+    ids=[
+        "none is no data",
+        "a text is a list of one",
+        "paths, globs and names",
+        "names are unique",
+        "a file wins over a key",
+        "a key wins over a folder",
+        "an entry of several files",
+        "a folder that is training data",
+        "a file of it",
+    ],
+)
+def test_what_may_be_written_for_training_sets(
+    given: Any, catalogue: dict[str, Any], expected: list[tuple[str, list[str]]]
+) -> None:
+    touch("a/nq train.json.gz", "part-2.jsonl", "part-10.jsonl", "a.json", "x/dev.json", "y/dev.jsonl", "nq")
+    touch("folder/readme", "scifact/corpus.jsonl", "scifact/queries.jsonl", "scifact/qrels/train.tsv")
+    assert names_and_files(given, catalogue) == expected
 
 
 def test_an_entry_may_stand_in_place_of_its_name() -> None:
@@ -63,43 +94,6 @@ def test_an_entry_may_stand_in_place_of_its_name() -> None:
     ):
         with pytest.raises(ConfigError, match=expected):
             names_and_files([wrong])
-
-
-def test_one_text_is_a_list_of_one() -> None:
-    touch("a.json")
-    assert names_and_files("a.json") == [("a", ["a.json"])]
-
-
-def test_names_are_unique_so_that_metrics_do_not_mix() -> None:
-    touch("x/dev.json", "y/dev.json", "z/dev.jsonl")
-    assert [name for name, _ in names_and_files(["x/dev.json", "y/dev.json", "z/dev.jsonl"])] == [
-        "dev",
-        "dev_2",
-        "dev_3",
-    ]
-
-
-def test_a_file_wins_over_a_key_of_its_name() -> None:
-    touch("nq", "other.json")
-    assert names_and_files("nq", {"nq": {"file": "other.json"}}) == [("nq", ["nq"])]
-
-
-def test_a_folder_that_is_training_data_is_taken_whole() -> None:
-    touch("scifact/corpus.jsonl", "scifact/queries.jsonl", "scifact/qrels/train.tsv")
-    assert names_and_files("scifact") == [("scifact", ["scifact"])]
-    assert names_and_files("scifact/qrels/train.tsv") == [("train", ["scifact/qrels/train.tsv"])]
-
-
-def test_a_key_wins_over_a_folder_of_its_name() -> None:
-    touch("nq/readme", "other.json")
-    assert names_and_files("nq", {"nq": {"file": "other.json"}}) == [("nq", ["other.json"])]
-
-
-def test_catalogue_entry_of_several_files_and_globs() -> None:
-    touch("a.json", "b1.json", "b2.json")
-    assert names_and_files("s", {"s": {"file": ["a.json", "b*.json"]}}) == [
-        ("s", ["a.json", "b1.json", "b2.json"])
-    ]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +146,16 @@ def test_options_reach_the_source() -> None:
         ("s", {"s": {}}, "set datasets.s.file=<path>"),
         ("s", {"s": {"file": "a", "fil": "b"}}, "unknown setting datasets.s.fil; did you mean file?"),
         ("s", {"s": {"file": "a", "normalize": "yes"}}, "datasets.s.normalize='yes' is not true or false"),
-        ("s", {"s": {"file": "a", "encoder_type": "both"}}, "datasets.s.encoder_type=both"),
+        (
+            "s",
+            {"s": {"file": "a", "encoder_type": "both"}},
+            "datasets.s.encoder_type=both is not known; choose",
+        ),
+        ("s", {"s": {"file": "a", "selector": True}}, "selector=True is not a whole number or a text"),
+        ("s", {"s": {"file": "a", "selector": 1.5}}, "selector=1.5 is not a whole number or a text"),
+        ("s", {"s": {"file": "a", "selector": -1}}, "selector=-1 is out of range; it must be at least 0"),
+        ("s", {"s": {"file": "a", "weight": "much"}}, "datasets.s.weight='much' is not a number"),
+        ("s", {"s": {"file": "a", "weight": -1.0}}, "weight=-1.0 is out of range; it must be at least 0"),
         (
             "s",
             {"s": {"file": "a", "_target_": "os.system"}},

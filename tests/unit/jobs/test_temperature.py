@@ -11,7 +11,7 @@ import pytest
 
 from dpr import BiEncoder, EncoderSettings
 from dpr.core.errors import CheckpointError
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, run
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import training_folder
@@ -45,24 +45,20 @@ def test_what_was_never_trained_has_no_temperature(
     assert BiEncoder.load(tmp_path / "untrained").stored_temperature is None
 
 
+def train(folder: Path, out: Path, *, epochs: int = 1, stop: int = 0, **loss: Any) -> float | None:
+    config = config_of(folder, temperature=0.25, **loss)
+    config.train_datasets, config.output_dir = [str(folder / "train.json")], str(out)
+    config.train.batch_size, config.train.learning_rate, config.train.warmup_steps = 8, 0.05, 0
+    config.train.num_train_epochs, config.train.stop_at_epoch = epochs, stop
+    return run(config)
+
+
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> dict[str, tuple[Path, float]]:
     """The run of each kind of temperature, and the last validation of its training."""
     runs = {}
-    kinds: dict[str, dict[str, Any]] = {
-        "fixed": {"temperature": 0.25},
-        "learned": {"temperature": 0.25, "learn_temperature": True},
-    }
-    for name, loss in kinds.items():
-        config = config_of(folder, **loss)
-        config.train_datasets, config.output_dir = [str(folder / "train.json")], str(folder / name)
-        (
-            config.train.batch_size,
-            config.train.num_train_epochs,
-            config.train.learning_rate,
-            config.train.warmup_steps,
-        ) = 8, 1, 0.05, 0
-        value = run(config)
+    for name in ("fixed", "learned"):
+        value = train(folder, folder / name, learn_temperature=name == "learned")
         assert value is not None
         runs[name] = folder / name, value
     return runs
@@ -119,33 +115,21 @@ def test_training_on_starts_from_the_temperature_of_the_model(
 
 def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: Path, tmp_path: Path) -> None:
     values = []
-    for name, epochs in (("whole", [2]), ("halves", [1, 2])):
-        for number in epochs:
-            config = config_of(folder, temperature=0.25, learn_temperature=True)
-            config.train_datasets, config.output_dir = [str(folder / "train.json")], str(tmp_path / name)
-            config.train.batch_size, config.train.num_train_epochs, config.train.stop_at_epoch = (
-                8,
-                2,
-                number % 2,
-            )
-            config.train.learning_rate = 0.05
-            run(config)
-        newest = checkpoints.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
-        values.append(
-            float(checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)["log_temperature"].exp())
-        )
+    for name, stops in (("whole", [0]), ("halves", [1, 0])):
+        for stop in stops:
+            train(folder, tmp_path / name, epochs=2, stop=stop, learn_temperature=True)
+        newest = run_folders.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
+        stored = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
+        values.append(float(stored["log_temperature"].exp()))
     assert values[0] == values[1] != 0.25
-
-
-def stored_settings(run_folder: Path) -> Path:
-    return checkpoints.resolve_checkpoint(run_folder) / checkpoints.SETTINGS_FILE
 
 
 def test_a_checkpoint_without_a_temperature_has_1_as_before_and_a_damaged_one_is_refused(
     folder: Path, trained: dict[str, tuple[Path, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "check_whole", lambda *_: None)
-    file, config = stored_settings(trained["fixed"][0]), config_of(folder)
+    file = run_folders.resolve_checkpoint(trained["fixed"][0]) / checkpoints.SETTINGS_FILE
+    config = config_of(folder)
     config.model_file, text = str(trained["fixed"][0]), file.read_text()
     try:
         for value, found in ((None, 1.0), (2, 2.0)):

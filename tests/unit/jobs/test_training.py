@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import DprError
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import extensions_of

@@ -13,7 +13,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from tests.helpers.tiny import WORDS, encoder_folder, tiny_model
 
 FOREIGN = "गंगा नदी उत्तर भारत में बहती है कहाँ और कब"
@@ -39,55 +39,28 @@ def test_train_and_embed_say_unknown_words_and_refuse_a_text_of_them(
         "".join(json.dumps({"_id": str(row), "text": text}) + "\n" for row, text in enumerate(texts))
     )
     write_training_set(tmp_path / "train.jsonl", [TrainingSample(text, (Passage(text),)) for text in texts])
-    embed = [
-        "embed",
-        f"model_file={model}",
-        f"ctx_src={tmp_path / 'corpus.jsonl'}",
-        f"out_file={tmp_path / 'vectors'}",
-    ]
-    train = [
-        "train",
-        f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
-        "encoder.pretrained=false",
-        "encoder.sequence_length=24",
-    ]
-    train += [
-        f"train_datasets={tmp_path / 'train.jsonl'}",
-        f"output_dir={tmp_path / 'run'}",
-        "train.batch_size=4",
-        "train.max_steps=1",
-    ]
-    for command in (embed, [*train, "train.num_workers=0"]):
-        assert main([*command, "device=cpu"]) == code
-        assert ("[UNK]" in capsys.readouterr().err) == said, command[0]
+    embed = f"embed model_file={model} ctx_src={tmp_path}/corpus.jsonl out_file={tmp_path}/vectors"
+    train = (
+        f"train encoder.pretrained_model_cfg={tmp_path}/encoder encoder.pretrained=false encoder.sequence_length=24"
+        f" train_datasets={tmp_path}/train.jsonl output_dir={tmp_path}/run train.batch_size=4 train.max_steps=1"
+        " train.num_workers=0"
+    )
+    for command in (embed, train):
+        assert main([*command.split(), "device=cpu"]) == code
+        assert ("[UNK]" in capsys.readouterr().err) == said, command
 
 
 def test_retrieve_says_unknown_words_of_questions(
     tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"_id": "a", "text": KNOWN}) + "\n")
-    assert (
-        main(
-            [
-                "embed",
-                f"model_file={model}",
-                f"ctx_src={tmp_path / 'corpus.jsonl'}",
-                f"out_file={tmp_path / 'vectors'}",
-            ]
-        )
-        == 0
-    )
+    embed = f"embed model_file={model} ctx_src={tmp_path}/corpus.jsonl out_file={tmp_path}/vectors"
+    assert main(embed.split()) == 0
     for text in (KNOWN, FOREIGN):
         (tmp_path / "questions.jsonl").write_text(json.dumps({"_id": "q", "text": text}) + "\n")
-        searched = [
-            f"encoded_ctx_files=[{tmp_path / 'vectors'}_0]",
-            "match=none",
-            f"trec_run_file={tmp_path / 'out.run'}",
-        ]
-        assert (
-            main(["retrieve", f"model_file={model}", f"qa_dataset={tmp_path / 'questions.jsonl'}", *searched])
-            == 0
-        )
+        line = f"retrieve model_file={model} qa_dataset={tmp_path}/questions.jsonl match=none"
+        line += f" encoded_ctx_files=[{tmp_path}/vectors_0] trec_run_file={tmp_path}/out.run"
+        assert main(line.split()) == 0
         assert ("100% of the tokens of" in capsys.readouterr().err) == (text == FOREIGN)
 
 

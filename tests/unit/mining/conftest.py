@@ -12,7 +12,9 @@ import torch
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.stored_training_set import TrainingSet
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.mining import blocks
 from dpr.mining.blocks import run_job
 from dpr.mining.negatives import Mining

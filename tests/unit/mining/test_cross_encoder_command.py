@@ -10,7 +10,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.mining import search as searches
 from dpr.models.cross_encoder import CrossEncoder
 from tests.unit.mining.conftest import records

@@ -20,7 +20,7 @@ from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard
 from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Texts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import LostRankError
-from dpr.formats.training_sets import TrainingSet
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.mining.search import Found, LexicalSearch, Query
 from dpr.mining.settings import MiningSettings
 from tests.unit.mining.conftest import mine

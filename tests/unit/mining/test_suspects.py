@@ -13,7 +13,8 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.mining import search as searches

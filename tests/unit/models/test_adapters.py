@@ -14,10 +14,11 @@ from torch import Tensor
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import CheckpointError, ConfigError
-from dpr.models.adapters import BaseModel, add_adapters
+from dpr.models.adapters import BaseModel
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import checkpoint_activations
 from dpr.models.settings import EncoderSettings, TowerSettings
+from dpr.models.tower_building import add_adapters
 from tests.helpers.adapters import base_folder, randomize_adapters
 
 pytest.importorskip("peft")

@@ -15,9 +15,10 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.models.backbones import backbone_from_config, dropout_of, load_backbone
+from dpr.models.backbones import backbone_from_config, load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
+from dpr.models.properties import dropout_of
 from tests.helpers.tiny import VOCABULARY, ListSource, make_samples
 from tests.helpers.training import make_trainer
 

@@ -15,7 +15,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from dpr.models.trials import longest_sequence
+from dpr.models.properties import longest_sequence
 from tests.helpers.tiny import encoder_folder, tiny_model
 from tests.unit.models.test_backbones import GPT2, SMALL, WITH_DROPOUT
 

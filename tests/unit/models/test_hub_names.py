@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from dpr import BiEncoder, CheckpointError, EncoderSettings, to_sentence_transformer
 from dpr.cli.main import main
-from dpr.models.backbones import snapshot_of
+from dpr.models.sources import snapshot_of
 from tests.helpers.tiny import tiny_model
 
 TEXTS = ["ba be", "bi bo bu"]

@@ -15,7 +15,7 @@ from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.vector_shards import VectorShard
 from dpr.jobs import embed, train
 from dpr.models.biencoder import BiEncoder

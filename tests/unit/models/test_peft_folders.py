@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError, ConfigError
-from dpr.models.backbones import files_of_model
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
+from dpr.models.sources import files_of_model
 from dpr.storage.durable import write_json
 from tests.helpers.adapters import base_folder
 from tests.helpers.tiny import WORDS

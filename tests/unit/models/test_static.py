@@ -13,7 +13,7 @@ from torch import nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.checkpoints import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.command_settings import TrainCommand

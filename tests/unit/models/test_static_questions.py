@@ -19,7 +19,7 @@ from dpr.export.library_check import check
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
-from dpr.models.trials import is_static
+from dpr.models.properties import is_static
 from tests.helpers.jobs import embed, retrieve, train
 from tests.helpers.tiny import encoder_folder, static_folder, tiny_model, training_folder
 

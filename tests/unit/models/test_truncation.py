@@ -18,7 +18,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.sides import check_vectors_are_of
+from dpr.retrieval.dense import check_vectors_are_of
 from tests.helpers.tiny import sentence, tiny_model
 
 TEXTS = ["ba be bi", "ko ku", "sa"]

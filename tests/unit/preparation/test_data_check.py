@@ -14,8 +14,9 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.data.near_duplicates import jaccard
 from dpr.data.swapped_columns import look_swapped
 from dpr.data.words import words_of
+from dpr.formats.text_store import open_store
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_sets import write_training_set
 from dpr.preparation import data_check
 from dpr.preparation.data_check import check_files
 from tests.helpers.tiny import encoder_folder
@@ -38,7 +39,7 @@ def written(path: Path, *samples: TrainingSample) -> Path:
 
 def test_clean_data_have_no_findings(tmp_path: Path) -> None:
     check = check_files(
-        [written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions()
+        [written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions(open_store)
     )
     assert not any(finding.count for finding in check.findings.values())
     assert (
@@ -69,7 +70,7 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     )
     with path.open("a") as file:
         file.write('{"question": "q"}\n')
-    check = check_files([path], ReadOptions())
+    check = check_files([path], ReadOptions(open_store))
     assert check.findings[data_check.BAD_ROWS].places == [
         f"{path}:7: positive_ctxs is missing, expected a list of passages; the keys are question"
     ]
@@ -90,7 +91,7 @@ def test_a_text_in_another_normal_form_is_the_same(tmp_path: Path) -> None:
         for form in ("NFC", "NFD")
     ]
     rows[1] = replace(rows[1], hard_negatives=rows[0].positives)
-    check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions())
+    check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions(open_store))
     assert check.findings[data_check.REPEATED].count == check.findings[data_check.CONTRADICTED].count == 1
 
 
@@ -182,7 +183,7 @@ def test_many_negatives_do_not_make_it_slow(tmp_path: Path, monkeypatch: pytest.
     rows = (
         sample(row, positives=(Passage(" ".join(WORDS)),), hard_negatives=(near,) * 10) for row in range(50)
     )
-    check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions())
+    check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions(open_store))
     assert check.texts["hard negative"].seen == 500
     assert check.findings[data_check.NEAR].count == 110
 

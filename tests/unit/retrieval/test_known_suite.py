@@ -11,9 +11,10 @@ import pytest
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import read_qrels, read_questions, write_qrels, write_questions
-from dpr.formats.results import read_metrics
-from dpr.formats.text_input import read_yaml
+from dpr.formats.metrics_files import read_metrics
+from dpr.formats.qrels import read_qrels, write_qrels
+from dpr.formats.question_sets import read_questions, write_questions
+from dpr.formats.yaml_files import read_yaml
 from dpr.retrieval.suites import read_suite
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import evaluate as main
@@ -67,10 +68,7 @@ def test_known_collections_are_read_as_they_are_published(
         assert f"{name} is left out: not in {data}; it is {KNOWN['known'][name]['source']}" in printed.err
     assert "'answer' is not read" not in printed.err, "columns that are named are read"
     results = json.loads((out / "results.json").read_text())
-    assert (results["sets"], results["systems"]) == (
-        ["cranfield", "squad", "qed", "medquad"],
-        ["bm25"],
-    )
+    assert (results["sets"], results["systems"]) == (["cranfield", "squad", "qed", "medquad"], ["bm25"])
     counts = {name: read_metrics(out / name / "bm25.json").num_questions for name in results["sets"]}
     assert counts == dict.fromkeys(counts, 12), "a question of two rows is asked once"
     (made,) = (out / "cache").glob("medquad-*/qrels/test.tsv")

@@ -13,9 +13,7 @@ import pytest
 from dpr.cli.main import main as dpr
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
-from dpr.formats.training_sets import write_training_set
-from dpr.retrieval.retriever import Retriever
-from dpr.serving.settings import ServeSettings
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.storage.durable import read_manifest, write_manifest
 from tests.helpers.tiny import make_samples
 from tests.unit.retrieval.conftest import World, searchable
@@ -41,14 +39,11 @@ def shuffle(world: World, corpus: Path) -> None:
 
 
 def retrieval(folder: Path, *more: str) -> list[str]:
-    names = {"model_file": "model", "qa_dataset": "questions.jsonl", "qrels": "qrels.tsv"}
-    lines = [f"{key}={folder / name}" for key, name in names.items()]
-    return [
-        *lines,
-        f"ctx_datasets=[{folder / 'corpus.tsv'}]",
-        f"encoded_ctx_files=[{folder / 'vectors_*'}]",
-        *more,
-    ]
+    line = (
+        f"model_file={folder}/model qa_dataset={folder}/questions.jsonl qrels={folder}/qrels.tsv"
+        f" ctx_datasets=[{folder}/corpus.tsv] encoded_ctx_files=[{folder}/vectors_*]"
+    )
+    return [*line.split(), *more]
 
 
 def exporting(folder: Path) -> list[str]:
@@ -66,12 +61,7 @@ def mining(folder: Path) -> list[str]:
 
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
-    "retrieve": lambda folder: ["retrieve", *retrieval(folder, f"out_file={folder / 'results.json'}")],
-    "retrieve, metrics alone": lambda folder: [
-        "retrieve",
-        *retrieval(folder, f"metrics_file={folder / 'metrics.json'}"),
-    ],
-    "retrieve, hybrid": lambda folder: ["retrieve", *retrieval(folder, "hybrid=linear")],
+    "retrieve": lambda folder: ["retrieve", *retrieval(folder, f"metrics_file={folder / 'metrics.json'}")],
     "retrieve, faiss": lambda folder: [
         "retrieve",
         *retrieval(folder, "indexer=hnsw", f"index_path={folder / 'index'}"),
@@ -90,22 +80,8 @@ def test_vectors_of_the_corpus_before_it_was_shuffled_are_refused(
     shuffle(world, folder / "corpus.tsv")
     assert dpr(COMMANDS[name](folder)) == 3
     message = capsys.readouterr().err
-    assert (
-        "vectors of another corpus ('corpus.tsv' as it was)" in message
-        and "embed the corpus again" in message
-    )
-
-
-def test_a_service_refuses_them_too(world: World, folder: Path) -> None:
-    pytest.importorskip("fastapi", reason="the extra serve is not installed")
-    from dpr.serving.engine import open_runs
-
-    assert list(open_runs({"run": folder}, ServeSettings(device="cpu")))
-    shuffle(world, folder / "corpus.tsv")
-    with pytest.raises(ValueError, match="vectors of another corpus"):
-        list(open_runs({"run": folder}, ServeSettings(device="cpu")))
-    with pytest.raises(ValueError, match="vectors of another corpus"):
-        Retriever.open(folder, device="cpu").search("ba be")
+    assert "vectors of another corpus ('corpus.tsv' as it was)" in message
+    assert "embed the corpus again" in message
 
 
 def test_an_index_without_its_vectors_knows_its_passages(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
-from dpr.formats.results import read_metrics
+from dpr.formats.metrics_files import read_metrics
+from dpr.formats.trec_runs import read_trec_run
 
 NAMES = "rivers mountains planets cheese bridges".split()
 TEXTS = [f"The {name} of the {side} are old" for side in ("north", "south") for name in NAMES]
@@ -35,26 +36,10 @@ def beir_set(folder: Path, *, key: str, text: str) -> Path:
 
 def retrieved(folder: Path, *more: str) -> float:
     """accuracy@1 of the question that may be a passage."""
-    arguments = [
-        "retrieve",
-        "indexer=bm25",
-        f"qa_dataset={folder / 'queries.jsonl'}",
-        f"qrels={folder / 'qrels' / 'test.tsv'}",
-    ]
-    out = folder / "metrics.json"
-    assert (
-        main(
-            [
-                *arguments,
-                f"ctx_datasets=[{folder / 'corpus.jsonl'}]",
-                f"metrics_file={out}",
-                "n_docs=4",
-                *more,
-            ]
-        )
-        == 0
-    )
-    each = read_metrics(out).each
+    line = [f"qa_dataset={folder / 'queries.jsonl'}", f"qrels={folder / 'qrels' / 'test.tsv'}"]
+    line += [f"ctx_datasets=[{folder / 'corpus.jsonl'}]", f"metrics_file={folder / 'm.json'}", "n_docs=4"]
+    assert main(["retrieve", "indexer=bm25", *line, *more]) == 0
+    each = read_metrics(folder / "m.json").each
     assert each is not None
     return float(each.values["accuracy@1"][3] or 0)
 
@@ -76,19 +61,13 @@ def test_a_question_that_is_a_passage_is_said(
     assert (
         "the first hit of 1 of 5 questions has the question's own id" in capsys.readouterr().err
     ) == is_said
-    (tmp_path / "suite.yaml").write_text("sets: {set: set}")
-    assert (
-        main(
-            [
-                "evaluate",
-                f"suite={tmp_path / 'suite.yaml'}",
-                f"output_dir={tmp_path / 'out'}",
-                "systems=[bm25]",
-            ]
-        )
-        == 0
-    )
-    assert ("skip_same_id" in capsys.readouterr().err) == is_said
+    (tmp_path / "suite.yaml").write_text("sets: {kept: set, left: {folder: set, skip_same_id: true}}")
+    out = tmp_path / "out"
+    assert main(["evaluate", f"suite={tmp_path / 'suite.yaml'}", f"output_dir={out}", "n_docs=4"]) == 0
+    assert capsys.readouterr().err.count("skip_same_id") == is_said
+    kept, left = (read_trec_run(out / name / "bm25.run")[key] for name in ("kept", "left"))
+    rest = [score for passage, score in kept if passage != key]
+    assert [score for _, score in left][: len(rest)] == rest and len(left) == 4 and key not in dict(left)
 
 
 def test_retrieve_leaves_out_hits_of_the_questions_own_id(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.stored_corpus import search_settings
 from tests.helpers.jobs import retrieve, verify
+from tests.helpers.patience import patient
 from tests.unit.retrieval.conftest import World, searchable
 
 
@@ -59,15 +62,6 @@ def test_a_moved_folder_still_answers(
     assert shown_ids(capsys.readouterr().out) == ["p005"]
 
 
-def test_modes_search_differently(run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = {}
-    for mode in ("dense", "bm25", "hybrid"):
-        capsys.readouterr()
-        assert main([str(run_folder), world.questions[0].text, "--mode", mode, "-k", "3"]) == 0
-        answers[mode] = shown_ids(capsys.readouterr().out)
-    assert answers["bm25"] == answers["hybrid"] != answers["dense"]
-
-
 def test_without_a_question_it_reads_them_one_by_one(
     run_folder: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +69,18 @@ def test_without_a_question_it_reads_them_one_by_one(
     capsys.readouterr()
     assert main([str(run_folder), "-k", "1"]) == 0
     assert shown_ids(capsys.readouterr().out) == ["p001", "p002"]
+
+
+def test_a_search_by_words_imports_no_library_of_models(world: World) -> None:
+    program = (
+        "import sys; from dpr.cli.main import main; main(sys.argv[1:])\n"
+        "print({'torch', 'transformers', 'pyarrow', 'datasets', 'pandas'} & set(sys.modules), file=sys.stderr)"
+    )
+    command = ["search", "--corpus", world.path("corpus.tsv"), world.questions[7].text]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=patient(60)
+    )
+    assert "[p007]" in done.stdout and done.stderr.splitlines()[-1] == "set()"
 
 
 def test_a_corpus_alone_is_searched_by_words(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,36 +109,22 @@ def test_a_question_of_something_else_is_said_to_have_no_answer_here(
 
 @pytest.mark.parametrize(
     ("given", "mode"),
-    [
-        ("--model MODEL", "dense"),
-        ("--vectors VECTORS", "dense"),
-        ("--mode hybrid --model MODEL", "hybrid"),
-    ],
+    [("--model model", "dense"), ("--vectors vectors_0", "dense"), ("--mode hybrid --model model", "hybrid")],
 )
 def test_what_lacks_a_model_or_vectors_is_not_searched_by_words_instead(
-    world: World, given: str, mode: str, capsys: pytest.CaptureFixture[str]
+    world: World, given: str, mode: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = given.replace("MODEL", world.path("model")).replace("VECTORS", world.path("vectors_0")).split()
-    assert dpr(["search", "--corpus", world.path("corpus.tsv"), *words, "ba be"]) == 2
-    assert (
-        f"mode={mode} needs a model and its vectors of the passages, which dpr embed makes"
-        in capsys.readouterr().err
-    )
+    monkeypatch.chdir(world.folder)
+    assert main(["--corpus", "corpus.tsv", *given.split(), "ba be"]) == 2
+    assert f"mode={mode} needs a model and its vectors of the passages" in capsys.readouterr().err
 
 
 def test_a_question_after_vectors_is_the_question(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    named = [
-        "search",
-        "--corpus",
-        world.path("corpus.tsv"),
-        "--model",
-        world.path("model"),
-        "--device",
-        "cpu",
-    ]
-    assert dpr([*named, "ba be", "--vectors", world.path("vectors_*")]) == 0
+    named = ["--corpus", world.path("corpus.tsv"), "--model", world.path("model"), "--device", "cpu"]
+    vectors = ["--vectors", world.path("vectors_*")]
+    assert main([*named, "ba be", *vectors]) == 0
     before = capsys.readouterr().out
-    assert dpr([*named, "--vectors", world.path("vectors_*"), "ba be"]) == 0
+    assert main([*named, *vectors, "ba be"]) == 0
     assert capsys.readouterr().out == before
 
 
@@ -145,7 +137,7 @@ def test_a_folder_without_search_settings_says_how_to_get_them(
     assert "--model" in capsys.readouterr().err
 
 
-def test_search_settings_survive_writing_and_reading(tmp_path: Path) -> None:
+def test_search_settings_survive_writing_and_reading_and_foreign_ones_are_refused(tmp_path: Path) -> None:
     settings = SearchSettings(
         model_file=str(tmp_path / "run" / "model"),
         encoded_ctx_files=[str(tmp_path / "vectors_*")],
@@ -157,18 +149,12 @@ def test_search_settings_survive_writing_and_reading(tmp_path: Path) -> None:
     )
     settings.write(tmp_path / "run")
     assert SearchSettings.read(tmp_path / "run") == settings
-
-
-@pytest.mark.parametrize(
-    "change", [{"schema": 9}, {"passages": 3}, {"form": None}, {"passages": [{"nofile": 1}]}]
-)
-def test_foreign_search_settings_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    SearchSettings().write(tmp_path)
-    stored = json.loads((tmp_path / "search.json").read_text())
-    (tmp_path / "search.json").write_text(json.dumps(stored | change))
-    (tmp_path / "search.json.sha256").unlink()
-    with pytest.raises(InputError, match="not search settings"):
-        SearchSettings.read(tmp_path)
+    stored = json.loads((tmp_path / "run" / "search.json").read_text())
+    (tmp_path / "run" / "search.json.sha256").unlink()
+    for change in ({"schema": 9}, {"passages": 3}, {"form": None}, {"passages": [{"nofile": 1}]}):
+        (tmp_path / "run" / "search.json").write_text(json.dumps(stored | change))
+        with pytest.raises(InputError, match="not search settings"):
+            SearchSettings.read(tmp_path / "run")
 
 
 ODD = [None, -1, True, "a\0b", "\ud800", "", [5], {"kind": 3}, 10**400]
@@ -248,21 +234,16 @@ def test_changed_search_settings_are_noticed(run_folder: Path, capsys: pytest.Ca
 def test_what_retrieve_indexed_with_its_settings_is_searched_so(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions = [
-        f"qa_dataset={world.path('questions.jsonl')}",
-        f"ctx_datasets=[{world.path('corpus.tsv')}]",
-        f"search_folder={tmp_path}",
-    ]
+    line = [f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datasets=[{world.path('corpus.tsv')}]"]
     bm25 = ["indexer=bm25", f"bm25_index_path={tmp_path / 'words'}", "indexer.k1=1.7", "indexer.b=0.9"]
-    assert retrieve([*questions, *bm25]) == 0
-    assert main([str(tmp_path), world.questions[0].text]) == 0
-    vectors = [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
-    graph = ["indexer=hnsw", "indexer.store_n=4", "indexer.ef_search=3", f"index_path={tmp_path / 'graph'}"]
-    assert retrieve([*questions, *vectors, *graph]) == 0
+    graph = [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
+    graph += ["indexer=hnsw", "indexer.store_n=4", "indexer.ef_search=3", f"index_path={tmp_path / 'graph'}"]
+    for kind in (bm25, graph):
+        assert retrieve([*line, *kind, f"search_folder={tmp_path}"]) == 0
+        capsys.readouterr()
+        assert main([str(tmp_path), world.questions[0].text]) == 0
+        assert "has no effect" not in capsys.readouterr().err
     assert search_settings(tmp_path).indexer["ef_search"] == 3
-    capsys.readouterr()
-    assert main([str(tmp_path), world.questions[0].text]) == 0
-    assert "has no effect" not in capsys.readouterr().err
 
 
 def test_a_class_that_a_folder_names_is_not_run(run_folder: Path, tmp_path: Path) -> None:
@@ -287,39 +268,33 @@ def test_a_hit_says_where_it_is_from_and_why(
     run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert main([str(run_folder), world.questions[3].text, "-k", "1", "--mode", "hybrid"]) == 0
+    question = world.questions[3].text
+    assert main([str(run_folder), question, "-k", "1", "--mode", "hybrid"]) == 0
     shown = capsys.readouterr().out
     assert "corpus.tsv | dense #" in shown and "BM25 #1 (" in shown
-    assert (
-        "in common: " in shown
-        and world.questions[3].text.split()[-1].lower().rstrip("?") in shown.rpartition("in common: ")[2]
-    )
-    assert main([str(run_folder), world.questions[3].text, "-k", "1", "--mode", "bm25"]) == 0
+    assert question.split()[-1].lower().rstrip("?") in shown.partition("in common: ")[2]
+    assert main([str(run_folder), question, "-k", "1", "--mode", "bm25"]) == 0
     assert "BM25 #" not in capsys.readouterr().out, "a single side has nothing to compare"
 
 
 def test_a_hit_names_the_file_its_passage_was_taken_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    origins = [
-        Origin("guide/a.md", "Start > Now", 12),
-        Origin("b.pdf", "", 3),
-        Origin(url="https://example.org/c"),
-        None,
-    ]
+    origins = {
+        "guide/a.md:12": Origin("guide/a.md", "Start > Now", 12),  # the title ends with the heading
+        "b.pdf, page 3": Origin("b.pdf", "", 3),
+        "https://example.org/c": Origin(url="https://example.org/c"),
+        "c.jsonl": None,
+    }
     titles = ["Guide > Start > Now", "Book", "Page", "Other"]
-    write_passages(
-        tmp_path / "c.jsonl",
-        [Passage("zebra", title, title, origin=one) for title, one in zip(titles, origins, strict=True)],
-    )
-    assert main(["--corpus", str(tmp_path / "c.jsonl"), "zebra"]) == 0
-    shown = capsys.readouterr().out
-    assert sorted(line.strip() for line in shown.splitlines() if "in common" in line) == [
-        "b.pdf, page 3 | in common: zebra",
-        "c.jsonl | in common: zebra",
-        "guide/a.md:12 | in common: zebra",
-        "https://example.org/c | in common: zebra",
+    passages = [
+        Passage("zebra", title, title, origin=one)
+        for title, one in zip(titles, origins.values(), strict=True)
     ]
+    write_passages(tmp_path / "c.jsonl", passages)
+    assert main(["--corpus", str(tmp_path / "c.jsonl"), "zebra"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if "in common" in line]
+    assert {*lines} == {f"{place} | in common: zebra" for place in origins}
 
 
 def test_large_corpora_are_looked_up_without_holding_them(world: World) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import tracemalloc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from dpr.indexer.registry import Texts
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.indexes import exact_index
-from tests.helpers.serving import served, wait_until
+from tests.helpers.serving import Gate, asked_together, served
 from tests.unit.retrieval.conftest import World
 
 IDS = [f"p{number:03d}" for number in range(40)]
@@ -113,6 +111,7 @@ def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) 
         ({"metadata": {"section": "a", "year": [2000, 2003, 1999]}}, [0, 8, 10, 18, 20, 28]),
         ({"ids": ["p002", "p004", "p005", "unknown"], "metadata": {"section": "a"}}, [2, 4]),
         ({"metadata": {"year": 1999}}, []),
+        *(({"ids": [unknown]}, []) for unknown in ("unknown", "p001\0", "x" * 1024, "\u00e9" * 1024)),
     ):
         expected = {f"p{number:03d}" for number in numbers}
         part = found(wanted)
@@ -123,51 +122,19 @@ def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) 
 
 
 def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path, world: World) -> None:
-    gate, searched = threading.Event(), []
-
-    def note(questions: list[str]) -> None:
-        searched.append(questions)
-        gate.wait(20)
-
-    question = world.questions[0].text
-    bodies: list[dict[str, Any]] = [
-        {"k": 3},
-        {"k": 2},
-        {"k": 3, "filter": {"ids": ["p001", "p002"]}},
-        {"k": 3, "filter": {"metadata": {"none": 1}}},
-    ]
-    with (
-        ThreadPoolExecutor(9) as pool,
-        served({"run": run_folder}, before=note, modes="dense") as client,
-    ):
-
-        def ask(body: dict[str, Any]) -> Any:
-            body = body | {"queries": [question], "index": "run:dense", "texts": False}
-            return client.post("/search", json=body)
-
-        first = pool.submit(ask, {"k": 1})
-        wait_until(lambda: searched)
-        asked = [pool.submit(ask, body) for body in [*bodies, *bodies]]
-        wait_until(lambda: "dpr_requests_waiting 8.0" in client.get("/metrics").text)
-        gate.set()
-        together = [answer.result() for answer in asked]
-        assert first.result().status_code == 200
+    gate = Gate()
+    asked = {"queries": [world.questions[0].text], "index": "run:dense", "texts": False}
+    others = [{"metadata": {"none": 1}}, {"ids": ["p001", "p002"]}]
+    bodies = [asked | {"k": 3}, asked | {"k": 2}, *(asked | {"k": 3, "filter": one} for one in others)]
+    with served({"run": run_folder}, before=gate, modes="dense") as client:
+        requests = [("/search", body) for body in (asked | {"k": 1}, *bodies, *bodies)]
+        together = asked_together(client, gate, *requests)
         # each two that are alike together, and those whose filter is refused also alone
-        assert sorted(len(questions) for questions in searched[1:]) == [1, 1, 2, 2, 2, 2]
-        assert [answer.json() for answer in together] == [ask(body).json() for body in [*bodies, *bodies]]
-    assert [answer.status_code for answer in together] == [200, 200, 200, 422] * 2
-    assert [len(answer.json()["results"][0]) for answer in together[:3]] == [3, 2, 2]
-
-
-def test_ids_that_no_passage_has_find_nothing(client: Any, world: World) -> None:
-    for mode in ("dense", "bm25", "hybrid"):
-        for unknown in ("unknown", "p001\0", "x" * 1024, "é" * 1024):
-            body = {
-                "queries": [world.questions[0].text],
-                "index": f"run:{mode}",
-                "filter": {"ids": [unknown]},
-            }
-            assert client.post("/search", json=body).json()["results"] == [[]], (mode, unknown)
+        assert sorted(len(questions) for questions in gate.searched[1:]) == [1, 1, 2, 2, 2, 2]
+        alone = [client.post(path, json=body) for path, body in requests]
+    assert [answer.json() for answer in together] == [answer.json() for answer in alone]
+    assert [answer.status_code for answer in together] == [200, *[200, 200, 422, 200] * 2]
+    assert [len(together[row].json()["results"][0]) for row in (1, 2, 4)] == [3, 2, 2]
 
 
 def test_a_long_id_does_not_make_all_ids_as_long() -> None:

@@ -18,7 +18,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, contrast, ids, opened_again
+from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
 from tests.unit.retrieval.conftest import World
 
@@ -75,47 +75,26 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
     assert lists["left"] != lists["right"] and lists["left"][0] == "p003"
     for column, other in (("left", "right"), ("right", "left")):
         assert ids(page, column) == lists[column]
-        shifts = page.look(
-            f"[...document.querySelectorAll('#hits-{column} .shift')].map(shift => shift.textContent)"
-        )
-        for rank, (name, shift) in enumerate(zip(lists[column], shifts, strict=True)):
+        expected = []
+        for rank, name in enumerate(lists[column]):
             moved = lists[other].index(name) - rank if name in lists[other] else None
-            assert shift == (
-                "only here"
-                if moved is None
-                else f"\u25b2 {moved}"
-                if moved > 0
-                else f"\u25bc {-moved}"
-                if moved
-                else "same rank"
+            arrow = (
+                f"\u25b2 {moved}" if (moved or 0) > 0 else f"\u25bc {-(moved or 0)}" if moved else "same rank"
             )
+            expected.append("only here" if moved is None else arrow)
+        assert texts_of(page, f"#hits-{column} .shift") == expected
     both = len(set(lists["left"]) & set(lists["right"]))
-    assert page.look("document.querySelector('#status').textContent").startswith(
-        f"{both} of the first 10 passages are in both columns"
-    )
-    marks = page.look(
-        "[...document.querySelectorAll('#hits-left .hit:first-child .text:not(.whole) mark')].map(mark =>"
-        " mark.textContent)"
-    )
+    assert text_of(page, "#status").startswith(f"{both} of the first 10 passages are in both columns")
+    marks = texts_of(page, "#hits-left .hit:first-child .text:not(.whole) mark")
     assert {mark.lower() for mark in marks} <= set(question.lower().rstrip("?").split()) and len(marks) >= 4
-    metadata = page.look("document.querySelector('#hits-right .facts').textContent")
-    assert (
-        "dense #" in metadata
-        and "BM25 #" in metadata
-        and "in common: " in metadata
-        and "corpus.tsv" in metadata
-    )
-    assert page.look("document.querySelector('#time-left').textContent").endswith(" ms")
+    facts = text_of(page, "#hits-right .facts")
+    assert all(part in facts for part in ("dense #", "BM25 #", "in common: ", "corpus.tsv"))
+    assert text_of(page, "#time-left").endswith(" ms")
 
-    page.look(
-        "document.querySelector('#right').value = 'run:dense';"
-        " document.querySelector('#right').dispatchEvent(new Event('change'))"
-    )
+    choose(page, "right", "run:dense")
     dense = [hit["id"] for hit in found_by(address, "run:dense", question)]
-    page.wait(
-        f"document.querySelector('#hits-right .hit').dataset.id == {json.dumps(dense[0])} &&"
-        " !document.querySelector('.stale')"
-    )
+    first = f"document.querySelector('#hits-right .hit').dataset.id == {json.dumps(dense[0])}"
+    page.wait(f"{first} && !document.querySelector('.stale')")
     assert ids(page, "right") == dense
     assert page.look("document.querySelector('#filter').hidden"), "the passages have no fields"
     opened_again(page)
@@ -146,10 +125,8 @@ def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: 
         page.wait("document.querySelectorAll('#left option').length == 4")
         page.look("document.querySelector('#left').value = 'run:dense'")
         ask(page, world.questions[1].text)
-        assert page.look("document.querySelector('#time-right').textContent").startswith(
-            "approximate, recall@10 0.938, "
-        )
-        assert page.look("document.querySelector('#time-left').textContent").startswith("approximate, ")
+        assert text_of(page, "#time-right").startswith("approximate, recall@10 0.938, ")
+        assert text_of(page, "#time-left").startswith("approximate, ")
     finally:
         page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
 
@@ -191,32 +168,28 @@ def test_a_slow_search_says_that_it_is_under_way_and_small_facts_are_small(
 
 def test_no_text_becomes_markup(page: Browser, address: str) -> None:
     name = "<b>hostile</b>"
-    page.look(
-        f"document.querySelector('#left').value = {json.dumps(name)}; document.querySelector('#right').value"
-        f" = {json.dumps(name)}"
-    )
+    choose(page, "left", name)
+    choose(page, "right", name)
     tags = page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))].sort()")
     for text in HOSTILE:
         question = f"{text} zebra"
         ask(page, question, len(HOSTILE))
         assert page.look("document.querySelector('#question').value") == question
-        shown = page.look("document.querySelector('#hits-left').textContent")
+        shown = text_of(page, "#hits-left")
         assert all(hostile in shown for hostile in HOSTILE)
     page.look("document.querySelector('#hits-left .more').click()")
-    assert page.look("document.querySelector('#hits-left .whole').textContent").startswith("zebra ")
+    assert text_of(page, "#hits-left .whole").startswith("zebra ")
     new = set(
         page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))]")
     ) - set(tags)
     assert new <= {"LI", "DIV", "SPAN", "H3", "P", "MARK", "BUTTON", "A"}
-    assert page.look("document.querySelector('#hits-left .origin').textContent").startswith(
-        f"{HOSTILE[-1]}:3 \u00b7 under {HOSTILE[-1]}"
-    )
+    assert text_of(page, "#hits-left .origin").startswith(f"{HOSTILE[-1]}:3 \u00b7 under {HOSTILE[-1]}")
     links = page.look(
         "[...document.querySelectorAll('#hits-left a')].map(link => [link.protocol, link.host, link.rel,"
         " link.target])"
     )
     assert links == [["https:", "example.org", "noopener noreferrer nofollow", "_blank"]] * len(HOSTILE)
-    assert page.look("document.querySelector('#name-left').textContent") == name
+    assert text_of(page, "#name-left") == name
     page.open(
         f"{address}#q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&left=%3Cscript%3E&right=__proto__&k=constructor"
     )
@@ -227,20 +200,9 @@ def test_no_text_becomes_markup(page: Browser, address: str) -> None:
 
 
 def test_only_addresses_of_the_web_become_links(page: Browser) -> None:
-    urls = [
-        "javascript:alert(1)",
-        "JavaScript://x.org/%0aalert(1)",
-        "data:text/html,x",
-        "//x.org",
-        "/reload",
-        "file:///etc/passwd",
-        "x",
-        7,
-    ]
-    hits = [
-        {"id": "1", "score": 1, "origin": {"place": "", "heading": "", "url": url}}
-        for url in [*urls, "http://user@x.org:8/a"]
-    ]
+    urls = ["javascript:alert(1)", "JavaScript://x.org/%0aalert(1)", "data:text/html,x", "//x.org", "/reload"]
+    urls += ["file:///etc/passwd", "x", 7, "http://user@x.org:8/a"]
+    hits = [{"id": "1", "score": 1, "origin": {"place": "", "heading": "", "url": url}} for url in urls]
     draw = (
         "import('./page/hits.js').then(({ draw }) => draw(document.querySelector('#hits-left'),"
         f" {json.dumps(hits)}, null))"
@@ -268,21 +230,9 @@ def test_every_width_is_readable(page: Browser, world: World, is_dark: bool) -> 
     assert page.look("document.querySelector('#hits-right').getBoundingClientRect().width > 250")
     page.click("#show-left")
     page.size(1200, is_dark=is_dark)
-    behind = {
-        ".text": ".hit",
-        ".facts": ".hit",
-        ".hit mark": ".hit mark",
-        ".shift": ".hit",
-        ".more": ".hit",
-        ".rank": ".hit",
-    }
-    behind |= {
-        "#status": "body",
-        "h2 small": "body",
-        "#form button": "#form button",
-        "label": "body",
-        "#question": "#question",
-    }
+    behind = dict.fromkeys((".text", ".facts", ".shift", ".more", ".rank"), ".hit")
+    behind |= {selector: selector for selector in (".hit mark", "#form button", "#question")}
+    behind |= dict.fromkeys(("#status", "h2 small", "label"), "body")
     for selector, ground in behind.items():
         assert contrast(page, selector, ground) >= 4.5, selector
     assert page.look("getComputedStyle(document.body).backgroundColor").startswith("rgb(2") != is_dark
@@ -293,11 +243,11 @@ def test_what_is_refused_is_said(page: Browser, run_folder: Path) -> None:
     page.type("x" * 8200)
     page.press("Enter")
     page.wait("document.querySelector('#status.bad')")
-    assert "at most 8192 characters" in page.look("document.querySelector('#status').textContent")
+    assert "at most 8192 characters" in text_of(page, "#status")
     with listening({"run": run_folder}, token="secret", modes="bm25") as address:
         page.open(address)
         page.wait("!document.querySelector('#login').hidden")
-        assert "no token" in page.look("document.querySelector('#status').textContent")
+        assert "no token" in text_of(page, "#status")
         page.type("wrong")
         page.press("Enter")
         page.wait("document.querySelector('#status').textContent.includes('another token')")

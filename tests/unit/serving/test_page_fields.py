@@ -13,7 +13,7 @@ import pytest
 from dpr.embedding.source import PassageSource
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, contrast, ids, opened_again
+from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -80,10 +80,8 @@ def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
     expected = {number for number in range(0, 30, 2) if number % 3 < 2}
     assert numbers(page) == numbers(page, "right") == expected
-    assert page.look("document.querySelector('summary').textContent") == "Filter (2)"
-    assert page.look("document.querySelector('#status').textContent").endswith(
-        "Searched among the passages that pass the filter."
-    )
+    assert text_of(page, "summary") == "Filter (2)"
+    assert text_of(page, "#status").endswith("Searched among the passages that pass the filter.")
     opened_again(page)
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
     assert numbers(page) == expected, "the address holds the filter"
@@ -120,12 +118,11 @@ def test_a_filter_of_a_foreign_address_is_data(page: Browser, address: str) -> N
 def test_texts_from_right_to_left_without_titles_are_readable(page: Browser) -> None:
     question = f"{SHALOM} zebra"
     ask(page, question)
-    found = page.look("[...document.querySelectorAll('#hits-left .title')].map(title => title.textContent)")
-    assert found == ids(page, "left"), "an id stands where there is no title"
+    assert texts_of(page, "#hits-left .title") == ids(page, "left"), "an id stands where there is no title"
     way = page.look(
         "[...document.querySelectorAll('#hits-left .text')].map(text => getComputedStyle(text).direction)"
     )
-    texts = page.look("[...document.querySelectorAll('#hits-left .text')].map(text => text.textContent)")
+    texts = texts_of(page, "#hits-left .text")
     assert {text.startswith(SHALOM) for text in texts} == {True} and set(way) == {"rtl"}
     assert page.look("getComputedStyle(document.querySelector('#question')).direction") == "rtl"
     assert page.look(
@@ -146,17 +143,14 @@ def test_a_long_question_survives_the_address(page: Browser) -> None:
     page.look("document.querySelector('#question').select()")
     page.press("Backspace", "Enter")
     page.wait("document.querySelectorAll('.hit').length == 0")
-    assert page.look("document.querySelector('#status').textContent") == "30 passages."
+    assert text_of(page, "#status") == "30 passages."
 
 
 def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
     ask(page, "zebra three")
     for left, right in (("one", "two"), ("three", "one"), ("two", "three")):
-        for column, value in (("left", left), ("right", right)):
-            page.look(
-                f"{{ const one = document.querySelector('#{column}'); one.value = '{value}';"
-                " one.dispatchEvent(new Event('change')) }"
-            )
+        choose(page, "left", left)
+        choose(page, "right", right)
         page.wait(
             f"document.querySelector('#hits-left .hit').dataset.id.startsWith('{left}') &&"
             " !document.querySelector('.stale')"
@@ -165,10 +159,7 @@ def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
         assert page.look(
             "[document.querySelector('#name-left').innerText,"
             " document.querySelector('#name-right').innerText]"
-        ) == [
-            left,
-            right,
-        ]
+        ) == [left, right]
 
 
 def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page: Browser) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.serving import served, wait_until
+from tests.helpers.serving import Gate, asked_together, served, wait_until
 from tests.unit.retrieval.conftest import World
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -87,13 +87,7 @@ def test_what_is_not_there_is_404_and_says_what_is(client: Any) -> None:
     answer = client.post("/search", json={"queries": ["ka"], "index": "other"})
     assert answer.status_code == 404
     assert "/info lists run, run:bm25" in answer.json()["error"]
-    for path in (
-        "/v1/run/search?query=ka",
-        "/reload",
-        "/nothing",
-        "/page/none.js",
-        "/page/../settings.py",
-    ):
+    for path in ("/v1/run/search?query=ka", "/reload", "/nothing", "/page/none.js", "/page/../settings.py"):
         answer = client.get(path)
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), path
     refused = client.get("/search")
@@ -138,10 +132,7 @@ def test_a_full_service_says_when_to_come_again(
         batches.append(len(questions))
         gate.wait(60)
 
-    with (
-        ThreadPoolExecutor(4) as pool,
-        served({"run": run_folder}, before=note, modes="bm25") as client,
-    ):
+    with ThreadPoolExecutor(4) as pool, served({"run": run_folder}, before=note, modes="bm25") as client:
         body = {"queries": [world.questions[0].text]}
         waiting = [pool.submit(client.post, "/search", json=body)]
         wait_until(lambda: batches)  # else one batch could take both
@@ -158,29 +149,13 @@ def test_a_full_service_says_when_to_come_again(
 def test_what_queued_is_searched_together(
     run_folder: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpr.serving import engine
-
-    monkeypatch.setattr(engine, "TEXTS_AT_ONCE", 6)
-    gate, batches = threading.Event(), []
-
-    def note(questions: list[str]) -> None:
-        batches.append(len(questions))
-        gate.wait(20)
-
-    with ThreadPoolExecutor(8) as pool, served({"run": run_folder}, before=note) as client:
-        questions = [question.text for question in world.questions[:8]]
-
-        def ask(question: str) -> Any:
-            return client.post("/search", json={"queries": [question], "k": 2})
-
-        asked = [pool.submit(ask, questions[0])]
-        wait_until(lambda: batches)
-        asked += [pool.submit(ask, question) for question in questions[1:]]
-        wait_until(lambda: "dpr_requests_waiting 7.0" in client.get("/metrics").text)
-        gate.set()
-        together = [answer.result().json()["results"][0] for answer in asked]
-        assert batches == [1, 6, 1]
-        alone = [ask(question).json()["results"][0] for question in questions]
+    monkeypatch.setattr("dpr.serving.engine.TEXTS_AT_ONCE", 6)
+    gate = Gate()
+    asked = [("/search", {"queries": [question.text], "k": 2}) for question in world.questions[:8]]
+    with served({"run": run_folder}, before=gate) as client:
+        together = [answer.json()["results"][0] for answer in asked_together(client, gate, *asked)]
+        assert [len(questions) for questions in gate.searched] == [1, 6, 1]
+        alone = [client.post(path, json=body).json()["results"][0] for path, body in asked]
     for in_batch, by_itself in zip(together, alone, strict=True):
         assert [hit["id"] for hit in in_batch] == [hit["id"] for hit in by_itself]
         scores = [hit["score"] for hit in by_itself]

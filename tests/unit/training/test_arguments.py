@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dpr import BiEncoder, BiEncoderTrainer, Callback, ConfigError, TowerOptions
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from tests.helpers.tiny import make_samples, tiny_model
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import ConfigError
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer

@@ -16,7 +16,7 @@ import torch
 from dpr import BiEncoder
 from dpr.core.errors import CheckpointError
 from dpr.export.folders import export_folder
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings

@@ -14,7 +14,7 @@ import pytest
 from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
 from dpr.core.settings import IDENTITY, ROLES, UPDATES, WARNED, Setting, flat_values, settings
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings

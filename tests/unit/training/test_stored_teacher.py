@@ -14,7 +14,8 @@ import torch
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.data.tokens import StoredTokens
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import BiEncoderTrainer

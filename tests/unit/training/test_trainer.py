@@ -13,7 +13,7 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats import checkpoints
+from dpr.formats import run_folders
 from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool
@@ -98,7 +98,7 @@ def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
     job.train()
     kept = [
         int(folder.name.rpartition("step")[2])
-        for folder in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+        for folder in run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
     ]
     best = int(str(job.progress.best_checkpoint).rpartition("step")[2])
     assert kept == sorted({10, 9, best}, reverse=True)
@@ -180,7 +180,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_saves_nothing(tmp_path: Path
         next(job.model.parameters()).fill_(float("nan"))
     with pytest.raises(DivergedError, match=r"lower train\.learning_rate"):
         job.train()
-    assert not checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+    assert not run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
 
 
 def learnable() -> ListSource:

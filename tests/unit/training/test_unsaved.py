@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import CheckpointError
-from dpr.formats import checkpoints
+from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -90,7 +90,7 @@ def test_the_best_is_the_best_that_was_saved(tmp_path: Path, monkeypatch: pytest
     assert trainer.train() == 2.0
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["best_checkpoint"] == trainer.progress.best_checkpoint == "dpr_biencoder.step2"
-    kept = {path.name for path in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")}
+    kept = {path.name for path in run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")}
     assert kept == {"dpr_biencoder.step2", "dpr_biencoder.step4"}
     assert (
         BiEncoder.load(tmp_path / "run").fingerprint
@@ -107,7 +107,7 @@ def test_a_best_checkpoint_that_was_removed_is_said_and_chosen_anew(
         (tmp_path / "run" / "run.json").write_text(
             json.dumps({"best_checkpoint": "dpr_biencoder.step3", "last_checkpoint": "dpr_biencoder.step2"})
         )
-        assert checkpoints.resolve_checkpoint(tmp_path / "run").name == "dpr_biencoder.step2"
+        assert run_folders.resolve_checkpoint(tmp_path / "run").name == "dpr_biencoder.step2"
         assert "the checkpoint dpr_biencoder.step3 is missing" in caplog.text
     monkeypatch.undo()
     state = tmp_path / "run" / "dpr_biencoder.step2" / checkpoints.STATE_FILE
@@ -137,7 +137,7 @@ def test_a_run_whose_last_step_is_not_saved_fails_and_is_done_again(
         job(tmp_path, monkeypatch, full_at, VALUES).train()
     steps = [
         int(path.name.rpartition("step")[2])
-        for path in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+        for path in run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
     ]
     assert steps == left
     monkeypatch.undo()

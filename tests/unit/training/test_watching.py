@@ -94,7 +94,7 @@ def test_a_dry_run_knows_the_size_of_a_checkpoint(tmp_path: Path) -> None:
 def test_a_dry_run_from_the_command_line_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dpr.formats.training_sets import write_training_set
+    from dpr.formats.training_files.dpr import write_training_set
     from tests.helpers.jobs import train as main
 
     monkeypatch.chdir(tmp_path)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import random
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -132,19 +130,3 @@ def test_hand_made_streams_are_refused_before_anything_grows(tmp_path: Path, nam
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_any_damage_is_read_or_refused(tmp_path: Path) -> None:
-    for protocol in (3, 4, 5):
-        rng = random.Random(protocol)
-        whole = dumped(
-            tmp_path / "x_0", [(f"p{row}", vector) for row, vector in enumerate(VECTORS[:8])], protocol
-        ).read_bytes()
-        for _ in range(100):
-            damaged = bytearray(whole)
-            for _ in range(rng.randint(1, 4)):
-                place = rng.randrange(len(damaged))
-                damaged[place : place + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
-            (tmp_path / "x_0").write_bytes(damaged)
-            with contextlib.suppress(InputError):
-                PickledVectors(tmp_path / "x_0")

@@ -15,7 +15,7 @@ from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
 from dpr.models.fast.attention import AttentionOptions, PackedLayout
 from dpr.models.fast.cpu_modules import draw_bits, keep_mask, keep_scale
-from dpr.models.trials import trial
+from dpr.models.properties import trial
 from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import SMALL, batch_of
 

@@ -1,15 +1,19 @@
-"""Trials of a backbone: properties that only running it shows, on a few random tokens, once when a tower is made."""
+"""Properties of a backbone: those that its config and its modules show, and those that only running it shows, on
+a few random tokens, once when a tower is made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger
 
 logger = get_logger(__name__)
@@ -27,6 +31,19 @@ FAILURES = (
     KeyError,
 )
 TOLERANCE = 1e-3
+# Keys of a config that say how a model is run, not what it is.
+_RUNNING = re.compile(
+    r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
+    r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
+    r"|transformers_weights|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
+)
+# Probabilities of heads, which no vector passes through, and of skipping whole layers.
+_NO_DROPOUT_OF_TOWERS = re.compile("classif|summary|pooler|qa_|layer_?drop|path|token")
+# Keys of a config that affect no vector: of heads, of how files are written, and of dropout, which has
+# settings.
+_UNDECIDING = re.compile(
+    r"architectures|(torch_)?dtype|transformers_version|(id2)?label(2id)?|problem_type|use_cache|.*drop.*|_.*"
+)
 
 
 @contextmanager
@@ -156,3 +173,91 @@ def mention_bf16(backbone: Any, device: torch.device, precision: str, *, key: st
         return
     if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
         logger.info("this processor multiplies bf16 faster than fp32; %s=bf16 makes use of it", key)
+
+
+def without_running(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of a config, nested ones included, without those that say how a model is run."""
+    kept = {name: value for name, value in values.items() if not _RUNNING.fullmatch(name)}
+    return {
+        name: without_running(value) if isinstance(value, dict) else value for name, value in kept.items()
+    }
+
+
+def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None = None) -> None:
+    """Sets every dropout probability of a config, those of attention to ``attention_dropout`` if given."""
+    of_attention = dropout if attention_dropout is None else attention_dropout
+    for key, probability in (("encoder.dropout", dropout), ("encoder.attention_dropout", of_attention)):
+        for name in _dropout_names(config)[key] if probability is not None else ():
+            setattr(config, name, probability)
+
+
+def dropout_of(config: Any) -> dict[str, float]:
+    """Returns the probabilities of a config by setting, the largest if a config has several."""
+    return {
+        key: max([getattr(config, name) or 0.0 for name in names], default=0.0)
+        for key, names in _dropout_names(config).items()
+    }
+
+
+def deciding_config(config: Any) -> dict[str, Any]:
+    """Returns the keys of a config that affect a vector, with their values, where these are not the default
+    of its family.
+
+    A version of transformers that adds a key with a default does not change the result.
+    """
+    defaults: dict[str, Any] = {}
+    with suppress(Exception):  # some families have no default
+        defaults = type(config)().to_dict()
+    values = without_running(
+        {name: value for name, value in config.to_dict().items() if not _UNDECIDING.fullmatch(name)}
+    )
+    return {name: value for name, value in values.items() if value != defaults.get(name)}
+
+
+def _dropout_names(config: Any) -> dict[str, list[str]]:
+    """Returns the names of a config's dropout probabilities by setting; families differ (``resid_pdrop``,
+    ``dropout_rate``, ...)."""
+    names: dict[str, list[str]] = {"encoder.dropout": [], "encoder.attention_dropout": []}
+    for name, value in config.to_dict().items():
+        if (
+            "drop" in name
+            and not _NO_DROPOUT_OF_TOWERS.search(name)
+            and (value is None or type(value) in (int, float))
+        ):
+            names["encoder.attention_dropout" if "att" in name else "encoder.dropout"].append(name)
+    return names
+
+
+def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the state of a module with each shared tensor once, under its first name."""
+    names = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
+    return {name: tensor for name, tensor in module.state_dict().items() if name in names}
+
+
+def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> None:
+    """Raises CheckpointError if a tokenizer has tokens that its model has no row for."""
+    rows = len(model.get_input_embeddings().weight)
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise CheckpointError(
+            f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}",
+            file=file,
+            hint="copy the tokenizer that belongs to the model into its folder",
+        )
+
+
+def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
+    """Raises CheckpointError unless the weights found in ``source`` have the names and shapes of the expected
+    ones."""
+    shared = expected.keys() & found.keys()
+    wrong = {
+        "missing": sorted(expected.keys() - shared),
+        "not known": sorted(found.keys() - shared),
+        "of another shape": sorted(name for name in shared if expected[name].shape != found[name].shape),
+    }
+    if problems := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
+        raise CheckpointError(
+            f"the weights do not fit this model ({'; '.join(problems)})",
+            file=source,
+            hint="was it written with other encoder.* settings?",
+        )

@@ -20,8 +20,8 @@ from itertools import starmap
 from pathlib import Path
 
 from dpr.core.errors import DprError, InputError
-from dpr.formats.document_files import read_document
-from dpr.formats.documents import Block, Document, Section
+from dpr.formats.documents.document import Block, Document, Section
+from dpr.formats.documents.files import read_document
 
 _SECONDS = 10, 60
 """Processor seconds for a document and for each MB. A PDF of 1 MB may have 500 pages of text, ten of which
@@ -45,9 +45,9 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
     while waiting:
         is_started = False
         with (
-            suppress(OSError),  # it does not start, or has ended
+            suppress(OSError),  # it does not start
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "dpr.formats.bounded_reading"],
+                [sys.executable, "-P", "-m", "dpr.formats.documents.bounded_reading"],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -60,10 +60,13 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
             is_started = "ready\n" in child.stdout
             try:
                 for name in list(waiting):
-                    print(json.dumps([str(waiting[name]), name]), file=child.stdin, flush=True)
-                    answer = child.stdout.readline()
+                    answer = ""
+                    with suppress(BrokenPipeError):  # it has ended since, which counts as no answer
+                        print(json.dumps([str(waiting[name]), name]), file=child.stdin, flush=True)
+                        answer = child.stdout.readline()
                     # Unless its clock has ended the process, another one may have. The document is read again.
-                    if answer.endswith("\n"):
+                    is_answered = answer.endswith("\n")
+                    if is_answered:
                         found = json.loads(answer)
                     elif child.wait() == -signal.SIGPROF or name == failed:
                         found = _REASON
@@ -79,12 +82,14 @@ def read_documents(files: Mapping[str, Path]) -> Generator[tuple[str, Document |
                         )
                         found = Document(title, tuple(made), *rest)
                     yield name, found
+                    if not is_answered:
+                        break
             finally:
                 child.kill()
         if not is_started:
             raise DprError(
                 "the process that reads documents does not start; run this command to see why:"
-                f" {sys.executable} -m dpr.formats.bounded_reading"
+                f" {sys.executable} -m dpr.formats.documents.bounded_reading"
             )
 
 

@@ -1,0 +1,48 @@
+"""Plain text and reStructuredText as a document."""
+
+from __future__ import annotations
+
+import re
+
+from dpr.formats.documents.document import BELOW_ALL, Document, DocumentBuilder, paragraphs
+
+_RULE_OF_SIGNS = re.compile(r"\s*([=\-~^*+#\"'`.:_])\1{2,}\s*")
+_NOT_LETTERS = re.compile(r"[^A-Za-z]")
+_MOST_SHOUTED_WORDS = 10
+_ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
+_DIRECTIVE = re.compile(r"^\.\. *(?:[\w:-]+::|(?=\[))", re.MULTILINE)
+
+
+def read_text(text: str, *, is_restructured: bool = False) -> Document:
+    """Returns the document of a plain text: paragraphs between blank lines.
+
+    A heading is a line over, or between, rows of signs, or a line of capitals that stands alone. Signs that
+    occur first mark the outermost headings. In reStructuredText the marks of roles and directives are left
+    out, and so are comments and targets.
+    """
+    builder = DocumentBuilder()
+    levels: dict[tuple[str, bool], int] = {}
+    if is_restructured:
+        text = _DIRECTIVE.sub("", _ROLE.sub(r"\1", text)).replace("`", "").replace("**", "")
+    for number, lines in paragraphs(text.split("\n")):
+        is_between = len(lines) > 2 and bool(
+            _RULE_OF_SIGNS.fullmatch(lines[0]) and _RULE_OF_SIGNS.fullmatch(lines[2])
+        )
+        title, *below = lines[is_between:]
+        if below and (rule := _RULE_OF_SIGNS.fullmatch(below[0])) and not _RULE_OF_SIGNS.fullmatch(title):
+            level = levels.setdefault((rule[1], is_between), len(levels) + 1)
+            builder.heading(level, title, number)
+            lines = below[1:]
+        elif (
+            len(lines) == 1
+            and title.isupper()
+            and len(_NOT_LETTERS.sub("", title)) >= 4
+            and len(title.split()) <= _MOST_SHOUTED_WORDS
+        ):
+            builder.heading(BELOW_ALL - 1, title.capitalize(), number)
+            continue
+        if is_restructured and lines and lines[0].startswith(".. "):
+            continue
+        body = "\n".join(line for line in lines if not _RULE_OF_SIGNS.fullmatch(line))
+        builder.add(body.replace("::", ":") if is_restructured else body, line=number)
+    return builder.finish()
