@@ -21,7 +21,8 @@ from typing import Any, TextIO
 
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.logs import details_in, get_logger
-from dpr.core.settings import Settings, drop_unused, leaves, overrides
+from dpr.core.overrides import overrides
+from dpr.core.settings import Settings, drop_unused, leaves
 from dpr.core.stopping import SignalBlock, describe
 from dpr.formats.run_folders import RUN_FILE
 from dpr.formats.verification import problems_below

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Setting, quoted
+from dpr.core.overrides import quoted
+from dpr.core.settings import Setting
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")

@@ -87,7 +87,6 @@ COMMANDS: dict[str, Command] = {
         "evaluate a model, BM25 and both on many test sets, or a TREC run",
         "dpr.retrieval.settings:EvaluateConfig",
         "evaluate",
-        job="dpr.jobs.retrieve:evaluate",
     ),
     "compare": Command(
         "a table of several retrieval results, and tests of their differences",

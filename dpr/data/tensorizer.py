@@ -18,7 +18,7 @@ from dpr.core.logs import get_logger, warn_once
 from dpr.core.machine import panics_caught
 from dpr.core.records import Passage, StoredPassage, json_sha256
 from dpr.data.settings import TextSettings
-from dpr.data.text import JoinRule, check_room, decorate_question, presented
+from dpr.data.text import JoinRule, check_room, normalize_question, presented, with_suffix
 from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
 
 logger = get_logger(__name__)
@@ -235,10 +235,9 @@ class Tensorizer:
     ) -> str:
         """Returns a question as it is tokenised: after the model's prompt, or the prompt named ``prompt``,
         and ``prefix``."""
-        before = self.text.question_prompt(prompt) + (prefix or "")
-        return decorate_question(
-            question, prefix=before, suffix=suffix, plain_apostrophes=self.text.plain_apostrophes
-        )
+        if self.text.plain_apostrophes:
+            question = normalize_question(question)
+        return self.text.question_prompt(prompt) + (prefix or "") + with_suffix(question, suffix)
 
     def question_tokens(
         self,

@@ -38,14 +38,9 @@ def normalize_passage(text: str) -> str:
     return text.removesuffix('"')
 
 
-def decorate_question(
-    text: str, *, prefix: str | None = None, suffix: str | None = None, plain_apostrophes: bool = True
-) -> str:
-    """Appends ``suffix`` unless the question ends with it, then prepends ``prefix`` as it is."""
-    text = normalize_question(text) if plain_apostrophes else text
-    if suffix and not text.endswith(suffix):
-        text += suffix
-    return f"{prefix or ''}{text}"
+def with_suffix(question: str, suffix: str | None) -> str:
+    """Appends ``suffix`` unless the question ends with it."""
+    return question + suffix if suffix and not question.endswith(suffix) else question
 
 
 def decorate_passage(passage: Passage, prefix: str) -> Passage:

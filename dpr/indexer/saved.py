@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
@@ -20,6 +19,9 @@ from dpr.indexer.registry import AT, DEPTH, Index, IndexChoice, Recall, held_bac
 from dpr.storage.checksums import folder_problems
 from dpr.storage.durable import durable_folder, read_manifest, writing
 from dpr.storage.locks import lock_of, locked
+
+if TYPE_CHECKING:
+    import torch
 
 logger = get_logger(__name__)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dpr.data.settings import TextSettings
-from dpr.data.text import decorate_question
+from dpr.data.text import normalize_question, with_suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class QuestionForm:
     def text(self, question: str) -> str:
         """Returns the question as results show it: apostrophes normalised, with suffix, without the text put
         before it."""
-        return decorate_question(question, suffix=self.suffix)
+        return with_suffix(normalize_question(question), self.suffix)
 
     def query_text(self, question: str) -> str:
         """Returns the question as retrievers get it: with suffix."""
-        return decorate_question(question, suffix=self.suffix, plain_apostrophes=False)
+        return with_suffix(question, self.suffix)

@@ -148,6 +148,7 @@ def early_faults(source: Source) -> list[str]:
         "dpr.core.cores",
         "dpr.core.logs",
         "dpr.core.machine",
+        "dpr.core.overrides",
         "dpr.core.settings",
         "dpr.core.version",
     )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,11 +107,16 @@ def read_modules(folder: ModelFolder) -> tuple[Modules, Modules]:
         CheckpointError: the folder has other modules, another order, or a Router that chooses by anything but
         the side.
     """
+    looked = cache(look)  # both routes may name a folder
+
+    def place(within: ModelFolder, path: Any, file: Path) -> ModelFolder:
+        return within if path in ("", ".") else looked(inside(within.path, path, stated_in=file.name))
+
     file = folder.path / MODULES
     listed = folder.value(MODULES)
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise CheckpointError("is not a list of modules", file=file)
-    chain = [(_inside(folder, module.get("path"), file), str(module.get("type"))) for module in listed]
+    chain = [(place(folder, module.get("path"), file), str(module.get("type"))) for module in listed]
     if chain and _kind(chain[0][1]) == ROUTER:
         router = chain[0][0]
         stated = router.settings(_ROUTER)
@@ -125,7 +131,7 @@ def read_modules(folder: ModelFolder) -> tuple[Modules, Modules]:
                 expected="modules for query and document, and no route_mappings",
             )
         chains = [
-            [(_inside(router, name, stating), str(types.get(name))) for name in route] + chain[1:]
+            [(place(router, name, stating), str(types.get(name))) for name in route] + chain[1:]
             for route in routes
         ]
     else:
@@ -287,10 +293,6 @@ def prompts_of(library: Mapping[str, Any], file: Path) -> dict[str, Any]:
             )
             logger.warning(message, file.parent, side, other, setting, texts[other])
     return prompts
-
-
-def _inside(folder: ModelFolder, path: Any, file: Path) -> ModelFolder:
-    return folder if path in ("", ".") else look(inside(folder.path, path, stated_in=file.name))
 
 
 def _pooling(modules: Modules, given: str) -> str:

@@ -18,7 +18,7 @@ from dpr.data.collator import Collator
 from dpr.data.loader import cut_into_pools
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import decorate_question, normalize_passage, normalize_question
+from dpr.data.text import normalize_passage, normalize_question
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
 from tests.unit.data.test_joining import fast_tokenizer
 
@@ -94,8 +94,9 @@ def test_normalised_passages_lose_one_pair_of_quotes() -> None:
 
 
 def test_prefix_and_suffix(folder: Path) -> None:
-    assert decorate_question("ba be", prefix="[Q] ", suffix="?") == "[Q] ba be?"
-    assert decorate_question("ba be?", suffix="?") == "ba be?"
+    known = tensorizer(folder)
+    assert known.question_text("ba be", prefix="[Q] ", suffix="?") == "[Q] ba be?"
+    assert known.question_text("ba be?", suffix="?") == "ba be?"
 
 
 def test_special_tokens_take_unused_slots_are_never_split_and_survive_saving(

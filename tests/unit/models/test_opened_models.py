@@ -53,7 +53,12 @@ def restate(folder: Path, **values: Any) -> None:
         ({"sequence_length": 2}, "sequence_length=2 is out of range"),
         ({"prompts": {"web": 1}}, "prompts.web=1 is not a text"),
         ({"title_template": "{title}"}, "must have {title} and end with {text}"),
+        ({"format_version": 99}, "format_version is 99"),
         ({"temperature": float("nan")}, "not JSON"),
+        *[
+            ({"temperature": value}, "expected a finite number above 0")
+            for value in (0, -1, 10**400, True, "1")
+        ],
         ({"adapter": "lora"}, "base is"),
         ({"adapter": "lora", "base": {"name": "x"}}, "base is"),
         ({"adapter": "lora", "base": {"name": "", "fingerprint": "x"}}, "base is"),

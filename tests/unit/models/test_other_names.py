@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC
 from inspect import signature
 from pathlib import Path
@@ -34,6 +35,12 @@ def test_a_model_is_made_by_its_folder(folder: Path) -> None:
         assert list(model.state_dict()) == list(loaded.state_dict())
     towers = BiEncoder(loaded.question_model, loaded.ctx_model, loaded.tensorizer, loaded.settings)
     assert towers.fingerprint == loaded.fingerprint
+    assert copy.deepcopy(BiEncoder(folder)).fingerprint == loaded.fingerprint
+
+    class Own(BiEncoder):
+        pass
+
+    assert type(Own(folder)) is type(Own.load(folder)) is Own and isinstance(Own(folder), BiEncoder)
     prompted = BiEncoder(folder, prompts={"query": "ba: ", "document": "be: ", "web": "bi: "})
     assert prompted.settings.passage_prompt == "be: " and prompted.settings.prompts == {"web": "bi: "}
     for name, text in (("query", "ba: "), ("document", "be: "), ("web", "bi: ")):
