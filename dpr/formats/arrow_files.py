@@ -175,15 +175,16 @@ def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
         ConfigError: several splits without ``train``, or only a test set, and none is named.
     """
     shown = ", ".join(names)[:300]
-    if split and split not in names:
+    split = split or ("train" if "train" in names else "")
+    if split in names:
+        return split
+    if split:
         raise InputError(f"no split {split!r}", file=path, expected=f"one of {shown}")
-    if split or "train" in names or (len(names) == 1 and names[0] != "test"):
-        return split or ("train" if "train" in names else names[0])
-    only = (
-        "has only the split test, which is kept to measure by"
-        if len(names) == 1
-        else f"has the splits {shown}"
-    )
+    only = f"has the splits {shown}"
+    if len(names) == 1:
+        if names[0] != "test":
+            return names[0]
+        only = "has only the split test, which is kept to measure by"
     raise ConfigError(
         f"{path} {only}; choose with split=NAME (dpr prepare FILE split=NAME out=train.jsonl), or name the file of a split"
     )

@@ -4,7 +4,6 @@ any length."""
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -16,22 +15,13 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
-from dpr.formats.checked_values import string_of
 from dpr.formats.delimited import are_names, named_columns, table_form, table_rows, wrong_columns
-from dpr.formats.field_names import (
-    PASSAGE_IDS,
-    PASSAGE_TEXTS,
-    QUESTION_IDS,
-    QUESTIONS,
-    TITLES,
-    normal_name,
-    require_name,
-)
+from dpr.formats.field_names import PASSAGE_IDS, PASSAGE_TEXTS, QUESTION_IDS, QUESTIONS, TITLES, normal_name
 from dpr.formats.id_hashes import repeated_hashes
-from dpr.formats.passage_records import field_of, first_id, origin_of, origin_record, title_in
+from dpr.formats.passage_records import field_of, origin_record, passage_in
 from dpr.formats.record_files import has_records, is_csv_name, is_json_name, read_records
 from dpr.formats.text_input import located
-from dpr.formats.text_output import durable_text
+from dpr.formats.text_output import durable_text, write_json_lines
 
 _HEADER = ("id", "text", "title")
 # files of questions are looked up too
@@ -111,22 +101,21 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
         with quotes around the text).
     """
     file = user_path(path)
-    count = 0
-    is_json = is_json_name(file)
-    with durable_text(file) as out:
-        writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-        if not is_json:
-            writer.writerow(_HEADER)
-        for count, passage in enumerate(passages, 1):  # noqa: B007
+
+    def with_ids() -> Iterator[Passage]:
+        for passage in passages:
             if not passage.id:
                 raise InputError(f"a passage without id cannot be written ({passage.text[:40]!r})", file=file)
-            if is_json:
-                record: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
-                if passage.origin is not None:
-                    record["metadata"] = origin_record(passage.origin)
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
-                continue
-            row = (passage.id, passage.text, passage.title)
+            yield passage
+
+    if is_json_name(file):
+        return write_json_lines(file, map(_record, with_ids()))
+    count = 0
+    with durable_text(file) as out:
+        writer = csv.writer(out, delimiter="\t", lineterminator="\n")
+        writer.writerow(_HEADER)
+        for count, passage in enumerate(with_ids(), 1):  # noqa: B007
+            row = (str(passage.id), passage.text, passage.title)
             if (
                 row == _HEADER
                 or passage.text != passage.text.strip('"')
@@ -143,15 +132,20 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     return count
 
 
+def _record(passage: Passage) -> dict[str, Any]:
+    record: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
+    if passage.origin is not None:
+        record["metadata"] = origin_record(passage.origin)
+    return record
+
+
 def passage_rows(path: Path, columns: Columns = DEFAULT_COLUMNS) -> Iterator[tuple[int, Passage, Any]]:
     """Yields line, passage, and the value of ``answers`` (of questions) of every row. ``columns`` of id, text
     and title are those of a table."""
     if has_records(path):
         for line, value in read_records(path):
             with located(path, line):
-                key = first_id(value, _NAMES["ids"])
-                name = require_name(value, _NAMES["texts"], "text")
-                passage = Passage(string_of(value[name], name), title_in(value), key, origin=origin_of(value))
+                passage = passage_in(value, _NAMES["ids"], _NAMES["texts"])
             yield line, passage, field_of(value, "answers")
         return
     form = table_form(path, commas=is_csv_name(path))

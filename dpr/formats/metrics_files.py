@@ -81,13 +81,18 @@ def read_metrics(path: str | Path) -> MetricsFile:
         ids, texts, values = (
             (stored if isinstance(stored, dict) else {}).get(name) for name in ("ids", "questions", "values")
         )
-        if not _are_texts(ids) or not _are_texts(texts) or not isinstance(values, dict):
-            raise InputError("per_question has no ids, questions and values", file=file, expected=_EXPECTED)
-        for name, listed in [("questions", texts), *values.items()]:
-            if not isinstance(listed, list) or len(listed) != len({*ids}):
-                raise InputError(f"per_question: {name} is not a list of {len(ids)} values", file=file)
-        if not all(item is None or is_finite_number(item) for listed in values.values() for item in listed):
-            raise InputError("per_question: values are not all numbers and null", file=file)
+        if not (
+            _are_texts(ids)
+            and _are_texts(texts)
+            and isinstance(values, dict)
+            and all(
+                isinstance(listed, list) and len(listed) == len({*ids})
+                for listed in (texts, *values.values())
+            )
+            and all(item is None or is_finite_number(item) for listed in values.values() for item in listed)
+        ):
+            found = "per_question is not a list of different ids with a question and numbers for each"
+            raise InputError(found, file=file, expected=_EXPECTED)
         each = PerQuestion(ids, texts, values)
     return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, each)
 

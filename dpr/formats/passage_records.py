@@ -165,9 +165,20 @@ def passage_of(record: Any, number: str = "") -> Passage:
         return Passage(string_of(record, "text"), "", number)
     if not isinstance(record, Mapping):
         raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Passage")
-    name = require_name(record, PASSAGE_TEXTS, "text")
-    text = string_of(record[name], name)
-    return Passage(text, title_in(record), first_id(record, PASSAGE_IDS, number), origin=origin_of(record))
+    return passage_in(record, PASSAGE_IDS, PASSAGE_TEXTS, number)
+
+
+def passage_in(
+    record: Mapping[str, Any], ids: Sequence[str], texts: Sequence[str], number: str | None = None
+) -> Passage:
+    """Returns the passage in a record, with its source. ``number`` is the id of one without an id.
+
+    Raises:
+        ValueError: there is no usable id or text, or the title is no text.
+    """
+    key = first_id(record, ids, number)
+    name = require_name(record, texts, "text")
+    return Passage(string_of(record[name], name), title_in(record), key, origin=origin_of(record))
 
 
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:

@@ -12,72 +12,15 @@ from typing import Any
 Mutation = Callable[[bytes, random.Random], bytes]
 
 PIECES = (
-    *(
-        b"\0",
-        b"\xff",
-        b"\xed\xa0\x80",
-        b"\xef\xbb\xbf",
-        b"\r",
-        b"\r\n",
-        b"\n\n",
-        b'"',
-        b"\\",
-        b"\t",
-        b"[",
-        b"}",
-        b",",
-        b"'",
-        b"\\u0000",
-    ),
-    *(
-        b"\\ud800",
-        b"NaN",
-        b"-Infinity",
-        b"1e999",
-        b"9" * 5000,
-        b"[" * 3000,
-        b'{"a":' * 3000,
-        b"null",
-        b"true",
-        b"{}",
-        b"\xe2\x80\xa8",
-    ),
-    *(b"\x1f\x8b", b"\x80\x05", b"PK\x03\x04", b"\xff\xfe", b"/../", b"%s%n", b"${x}"),
+    *(b"\0", b"\r", b"\r\n", b"\n\n", b"\t", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\xe2\x80\xa8"),
+    *b"\" \\ [ } , ' \\u0000 \\ud800 NaN -Infinity 1e999 null true {} /../ %s%n ${x}".split(),
+    *(b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b"\x1f\x8b", b"\x80\x05", b"PK\x03\x04", b"\xff\xfe"),
 )
-VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        2**63,
-        -(2**63) - 1,
-        10**400,
-        1.5,
-        -0.0,
-        1e308,
-        float("nan"),
-        float("inf"),
-        -float("inf"),
-    ),
-    *(
-        "",
-        " ",
-        "\0",
-        "\ud800",
-        "\u2028",
-        "a\r\nb\tc",
-        "x" * 70_000,
-        "../../x",
-        "/etc/passwd",
-        "nan",
-        "1e999",
-        "é" * 300,
-        "١٢",
-    ),
-    *([], {}, [[]], [None], [{}], {"": None}, [1, "a", None], {"a": {"b": [1]}}),
-)
+NUMBERS = (0, -1, 2**63, -(2**63) - 1, 10**400, 1.5, -0.0, 1e308, *map(float, ("nan", "inf", "-inf")))
+TEXTS = ("", " ", "\0", "\ud800", "\u2028", "a\r\nb\tc", "x" * 70_000, "\u00e9" * 300, "\u0661\u0662")
+NAMES = ("../../x", "/etc/passwd", "nan", "1e999")
+HOLDERS = ([], {}, [[]], [None], [{}], {"": None}, [1, "a", None], {"a": {"b": [1]}})
+VALUES: tuple[Any, ...] = (None, True, False, *NUMBERS, *TEXTS, *NAMES, *HOLDERS)
 
 
 def flip(data: bytes, rng: random.Random) -> bytes:

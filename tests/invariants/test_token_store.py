@@ -15,8 +15,8 @@ import torch
 
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files.dpr import write_training_set
-from dpr.formats.training_sets import TrainingSet
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.assembly import BiEncoderTrainer

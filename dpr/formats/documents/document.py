@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 _ASKED = re.compile(r"(?:Q|Question|Frage)\s?\d*\s?[:.)]\s+(?P<text>.+\?)", re.IGNORECASE)
 _ANSWERED = re.compile(r"(?:A|Answer|Antwort)\s?\d*\s?[:.)]\s+", re.IGNORECASE)
@@ -110,16 +111,11 @@ def one_line(text: str) -> str:
 
 def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
     """Returns runs of lines that are not blank, each with the number of its first line, counted from 1."""
-    blocks: list[tuple[int, list[str]]] = []
-    is_open = False
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            is_open = False
-            continue
-        if not is_open:
-            blocks.append((number, []))
-        blocks[-1][1].append(line)
-        is_open = True
+    blocks = []
+    for has_text, group in groupby(enumerate(lines, 1), key=lambda item: bool(item[1].strip())):
+        if has_text:
+            numbers, texts = zip(*group, strict=True)
+            blocks.append((numbers[0], list(texts)))
     return blocks
 
 

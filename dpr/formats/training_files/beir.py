@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import IO
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import TrainingSample
 from dpr.formats.arrow_files import chosen_split
 from dpr.formats.checked_values import text_of
-from dpr.formats.corpora import write_passages
 from dpr.formats.qrels import Judgement, Qrels, judgement_rows, write_qrels
-from dpr.formats.text_output import Note
+from dpr.formats.text_output import Note, write_json_lines
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id, joined, parsed_row, preparing
 from dpr.storage.durable import durable_folder
 
@@ -84,7 +83,7 @@ def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None)
     seen: dict[str, int] = {}
     qrels: Qrels = {}
 
-    def passages(queries: IO[str]) -> Iterator[Passage]:
+    def passages(queries: IO[str]) -> Iterator[dict[str, str]]:
         for number, sample in enumerate(samples):
             key = str(number)
             query = {"_id": key, "text": sample.question, "metadata": {"answers": list(sample.answers)}}
@@ -94,7 +93,7 @@ def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None)
                 name = content_id(passage)
                 content = hash((passage.title, passage.text))
                 if name not in seen:
-                    yield Passage(passage.text, passage.title, name)
+                    yield {"_id": name, "title": passage.title, "text": passage.text}
                 if seen.setdefault(name, content) != content:
                     raise InputError(f"two different passages have the id {name!a}", file=path)
                 qrels[key].setdefault(name, int(passage in sample.positives))
@@ -103,6 +102,6 @@ def write_beir(path: Path, samples: Iterable[TrainingSample], note: Note = None)
     metadata = {"kind": "BEIR layout", "made_of": note}
     with durable_folder(path, overwrite=note is not None, metadata=metadata) as folder:
         with open(folder / "queries.jsonl", "w", encoding="utf-8") as queries:
-            write_passages(folder / "corpus.jsonl", passages(queries))
+            write_json_lines(folder / "corpus.jsonl", passages(queries))
         write_qrels(folder / "qrels" / "train.tsv", qrels)
     return len(qrels)

@@ -156,22 +156,20 @@ def test_runs_over_other_judged_questions_are_not_compared(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changed", "found"),
+    "changed",
     [
-        ({"ids": ["a", "a"]}, "is not a list of 2"),
-        ({"ids": "ab"}, "no ids"),
-        ({"questions": ["one"]}, "questions is not a list of 2"),
-        ({"values": {"mrr@10": [0.5]}}, "mrr@10 is not a list of 2"),
-        ({"values": {"mrr@10": [0.5, "x"]}}, "not all numbers"),
+        {"ids": ["a", "a"]},
+        {"ids": "ab"},
+        {"questions": ["one"]},
+        {"values": {"mrr@10": [0.5]}},
+        {"values": {"mrr@10": [0.5, "x"]}},
     ],
 )
-def test_values_that_do_not_fit_together_are_refused(
-    tmp_path: Path, changed: dict[str, object], found: str
-) -> None:
+def test_values_that_do_not_fit_together_are_refused(tmp_path: Path, changed: dict[str, object]) -> None:
     path = Path(full_report(tmp_path, "x", {"mrr@10": [0.5, 1.0]}))
     assert read_metrics(path).each is not None
     value = json.loads(path.read_text())
     value["per_question"] |= changed
     path.write_text(json.dumps(value))
-    with pytest.raises(InputError, match=found):
+    with pytest.raises(InputError, match="per_question is not"):
         read_metrics(path)

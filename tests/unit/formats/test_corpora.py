@@ -209,23 +209,6 @@ def test_real_corpora_are_read_whole(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("c.tsv", "id\ttitle\ttext\n1\tT\tx y\n2\tU\tz\n"),
-        ("c.tsv", "Text\tID\tTitle\nx y\t1\tT\nz\t2\tU\n"),
-        ("c.tsv", "id\ttext\ttitle\n1\tx y\tT\n2\tz\tU\n"),
-        ("c.csv", 'id,title,text\n1,T,"x y"\n2,U,z\n'),
-        ("c.csv", "id\ttitle\ttext\n1\tT\tx y\n2\tU\tz\n"),
-    ],
-)
-def test_a_header_says_where_columns_are(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    expected = [Passage("x y", "T", "1"), Passage("z", "U", "2")]
-    assert list(read_passages(tmp_path / name)) == expected
-    assert check_unique_ids(tmp_path / name) == 2
-
-
-@pytest.mark.parametrize(
     ("rows", "ids"),
     [
         ("id\tAn id names a row of a table.\tDatabases\n1\tx y\tT\n", ["id", "1"]),
@@ -255,6 +238,8 @@ def test_columns_that_are_given_win_over_a_header_and_a_header_without_title_mea
 def test_commas_without_a_header_are_read_and_broken_ones_named(tmp_path: Path) -> None:
     (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b'1,"a, b",T\n2,c,U\n'))
     assert list(read_passages(tmp_path / "c.csv.gz")) == [Passage("a, b", "T", "1"), Passage("c", "U", "2")]
+    (tmp_path / "tabs.csv").write_text("Text\tID\tTitle\na, b\t1\tT\n")
+    assert list(read_passages(tmp_path / "tabs.csv")) == [Passage("a, b", "T", "1")]
     (tmp_path / "c.csv").write_text("1,a,T\n2,b\n")
     with pytest.raises(
         InputError,
