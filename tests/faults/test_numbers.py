@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
+from dpr.core.errors import DivergedError
 from dpr.formats.checkpoints import MODEL_FILE, read_tensors
 from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, saved_steps
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
+from tests.helpers.training import Calling, make_trainer
 
 DIVERGED = 4
 
@@ -81,3 +85,12 @@ def test_too_many_in_a_row(case: Case, workshop: Workshop) -> None:
             assert len(set(re.findall(r"^weights (\w+)$", run.text, re.MULTILINE))) == 1
             check_all_saved_are_numbers(workshop, trial.output_dir)
             assert saved_steps(trial.output_dir)[0] == (first + 3) // 2 * 2
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
+    spoil = Calling("on_after_optimizer_step", lambda run: next(run.model.parameters()).data.fill_(torch.nan))
+    sets = [ListSource(make_samples(8))]
+    job = make_trainer(tiny_model(tmp_path / "encoder"), sets, [], tmp_path / "run", spoil, max_steps=1)
+    with pytest.raises(DivergedError, match="so no checkpoint is written"):
+        job.train()
+    assert not [path for path in (tmp_path / "run").iterdir() if "step" in path.name]
