@@ -38,7 +38,7 @@ from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run

@@ -58,7 +58,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.preparation.new_encoder import new_encoder as new_encoder
     from dpr.retrieval.hits import Hit as Hit
     from dpr.retrieval.retriever import Retriever as Retriever
-    from dpr.training.assembly import BiEncoderTrainer as BiEncoderTrainer
+    from dpr.training.bi_encoder_trainer import BiEncoderTrainer as BiEncoderTrainer
     from dpr.training.callbacks import Callback as Callback
     from dpr.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from dpr.training.callbacks.saving import LoadBest as LoadBest
@@ -105,7 +105,7 @@ _MODULES = {
     "dpr.preparation.new_encoder": "EncoderShape new_encoder",
     "dpr.retrieval.hits": "Hit",
     "dpr.retrieval.retriever": "Retriever",
-    "dpr.training.assembly": "BiEncoderTrainer",
+    "dpr.training.bi_encoder_trainer": "BiEncoderTrainer",
     "dpr.training.callbacks": "Callback",
     "dpr.training.callbacks.early_stopping": "EarlyStopping",
     "dpr.training.callbacks.saving": "LoadBest",

@@ -30,7 +30,7 @@ from benchmarks.gpu.workload import (
 from benchmarks.measuring import Figures, synchronize, take_turns
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.run import Run
 from dpr.training.tower_cost import TowerCost

@@ -26,7 +26,7 @@ from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.storage import durable
 from dpr.training import checkpointing
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.step import DirectStep
 from tests.helpers.users import bound_by_permissions
 

@@ -26,7 +26,7 @@ from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder
 from dpr.models.fast import varlen
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 from tests.helpers.varlen import reference

@@ -27,7 +27,7 @@ _IMPORTED = (
     "safetensors.torch",
     "hydra",
     "dpr.jobs.train",
-    "dpr.training.assembly",
+    "dpr.training.bi_encoder_trainer",
     "tests.helpers.warmed_up",
     "tests.helpers.quick",
     "tests.helpers.tiny",

@@ -16,7 +16,7 @@ from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
 from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.command_settings import TrainCommand

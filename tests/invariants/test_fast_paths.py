@@ -16,7 +16,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import TowerOptions
 from dpr.training import grad_cache
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Curve, StopAfter, assert_near, assert_same_bits, make_trainer

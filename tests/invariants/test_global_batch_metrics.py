@@ -20,7 +20,7 @@ from dpr.losses.candidates import find_candidates
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GlobalBatch, LossResult
 from dpr.models.biencoder import TowerOptions
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback, batch_metrics
 from dpr.training.run import Run
 from dpr.training.validations.protocol import Metrics

@@ -21,7 +21,7 @@ from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GlobalBatch, Loss, LossResult, Term
 from dpr.models.biencoder import TowerOptions
-from dpr.training.loss import make_loss
+from dpr.training.make_loss import make_loss
 from dpr.training.settings import LossSettings, TrainNode
 from dpr.training.trainer import make_step
 from tests.helpers.adapters import randomize_adapters

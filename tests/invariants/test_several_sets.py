@@ -25,7 +25,7 @@ from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.settings import TrainNode
 from dpr.training.trainer import make_step

@@ -21,7 +21,7 @@ from dpr.formats.question_sets import read_questions
 from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import base_comparison
 from dpr.training.command_settings import TrainCommand
 from dpr.training.settings import TrainNode

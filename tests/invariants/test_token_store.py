@@ -19,7 +19,7 @@ from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
 from dpr.training.data_sets import as_tokens

@@ -23,7 +23,7 @@ from dpr.formats.corpora import read_passages
 from dpr.formats.qrels import read_qrels
 from dpr.formats.question_sets import read_questions
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.validations.dev_sets import NllValidation
 from dpr.training.validations.protocol import Validation, run_validations
 from tests.helpers.processes import run_on_ranks

@@ -13,7 +13,7 @@ from dpr.core.errors import DprError
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs import train
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import extensions_of
+from dpr.training.bi_encoder_trainer import extensions_of
 from dpr.training.command_settings import TrainCommand
 from dpr.training.settings import TrainNode
 from dpr.training.validations.protocol import Metrics, Validation

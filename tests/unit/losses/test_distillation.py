@@ -14,7 +14,7 @@ from dpr.losses.distillation import kl_divergence, margin_mse
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
-from dpr.training.loss import make_loss
+from dpr.training.make_loss import make_loss
 from dpr.training.settings import LossSettings
 from tests.helpers.global_batches import batch_of, make_global_batch
 

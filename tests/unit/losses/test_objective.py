@@ -23,7 +23,7 @@ from dpr.losses.filtered_nll import Nll
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import GlobalBatch, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.training.loss import make_loss
+from dpr.training.make_loss import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
 from tests.helpers.global_batches import batch_of, make_global_batch

@@ -14,7 +14,7 @@ from dpr.core.errors import ConfigError
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer, trainer_of

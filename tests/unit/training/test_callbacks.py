@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model

@@ -11,7 +11,7 @@ import torch
 
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.formats import checkpoints
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.early_stopping import EarlyStopping
 from dpr.training.callbacks.saving import LoadBest

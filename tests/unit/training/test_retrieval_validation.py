@@ -20,7 +20,7 @@ from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.qrels import read_qrels
 from dpr.formats.question_sets import read_questions
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import extensions_of
+from dpr.training.bi_encoder_trainer import extensions_of
 from dpr.training.compute import shard
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations import retrieval

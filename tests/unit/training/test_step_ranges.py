@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer

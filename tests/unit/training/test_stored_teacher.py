@@ -18,8 +18,8 @@ from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.models.biencoder import TowerOptions
-from dpr.training.assembly import BiEncoderTrainer
-from dpr.training.loss import make_loss
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
+from dpr.training.make_loss import make_loss
 from dpr.training.settings import LossSettings, TrainingSettings
 from tests.helpers.tiny import make_samples, static_folder, tiny_model
 from tests.helpers.training import make_trainer

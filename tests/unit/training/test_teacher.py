@@ -15,7 +15,7 @@ import torch
 
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.teacher import ModelTeacher

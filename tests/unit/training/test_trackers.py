@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, Tracker, WeightsAndBiases
 from dpr.training.run import Run

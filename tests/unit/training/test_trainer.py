@@ -18,7 +18,7 @@ from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.saving import ValidateAndSave
 from dpr.training.run import Progress

@@ -14,7 +14,7 @@ import pytest
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.saving import LoadBest
 from dpr.training.run import Run

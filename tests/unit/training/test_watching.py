@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.training.assembly import BiEncoderTrainer
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.dry_run import dry_run
 from dpr.training.validations.protocol import Metrics

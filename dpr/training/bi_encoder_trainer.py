@@ -20,7 +20,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.defaults import default_callbacks
 from dpr.training.data_sets import DataSets, as_tokens, opened_for_run
 from dpr.training.identity import stored_value
-from dpr.training.loss import make_loss
+from dpr.training.make_loss import make_loss
 from dpr.training.run import Callback
 from dpr.training.settings import TrainingSettings
 from dpr.training.trainer import Trainer
