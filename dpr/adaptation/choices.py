@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpr.adaptation.folder import AdaptFolder
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
@@ -23,7 +24,8 @@ from dpr.training.command_settings import TrainCommand
 TEMPERATURE = 0.15
 """Temperature of a new encoder; best or nearly best in 20 of 21 runs (benchmarks/results/adapt.md)."""
 TEMPERATURE_OF_GIVEN = 0.05
-WEIGHTS = (0.2, 0.6)
+"""Temperature of a given backbone."""
+WEIGHT_BOUNDS = (0.2, 0.6)
 """Bounds of the encoder's share in the hybrid; pseudo-questions alone would choose too high a share."""
 WEIGHT_OF_GIVEN = 0.5
 """Share in the hybrid of a given model that was already trained (benchmarks/results/adapt_trained.md)."""
@@ -38,15 +40,15 @@ LEAST_PASSAGES = 20
 
 
 @dataclass(frozen=True)
-class Texts:
+class AdaptTexts:
     """Texts to search and train on, as the first stage prepares them."""
 
     prepared: Path
     """Folder of that stage, with the dev questions and the corpus to evaluate on."""
     corpus: Path
     """Passages to search."""
-    evaluated: Path
-    """Passages without the text that became a question."""
+    without_questions: Path
+    """Passages to evaluate on, without the text that became a question."""
     train_sets: dict[str, dict[str, Any]]
     """Entries of the data sets to train on."""
     vocabulary: list[str] = field(default_factory=list)
@@ -84,9 +86,9 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
     return str(path), json_sha256(content)
 
 
-def is_fitted(config: AdaptSettings) -> bool:
-    """True if the given model gets a linear layer, or static towers that learn its vectors, instead of being
-    trained. This is so if it states how a text becomes a vector, as a model trained for retrieval does."""
+def will_fit(config: AdaptSettings) -> bool:
+    """True if the given model will get a linear layer, or static towers that learn its vectors, instead of
+    being trained. This is so if it states how a text becomes a vector, as a model trained for retrieval does."""
     return config.model_file is not None and states_vectors(config.model_file)
 
 
@@ -105,24 +107,26 @@ def clearly_best(reached: Mapping[str, float], default: str) -> str:
 def chosen_weight(by_weight: dict[float, float]) -> float:
     """Returns the share nearest to the default, among those within the bounds that are not clearly worse on
     the dev questions than the best. A share of 0 is BM25 alone, of 1 the encoder."""
-    within = {weight: value for weight, value in by_weight.items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
+    within = {
+        weight: value for weight, value in by_weight.items() if WEIGHT_BOUNDS[0] <= weight <= WEIGHT_BOUNDS[1]
+    }
     good = [weight for weight, value in within.items() if value >= max(within.values()) - CLEARLY]
     return min(good, key=lambda weight: (abs(weight - DEFAULT_WEIGHT), weight))
 
 
-def training(config: AdaptSettings, texts: Texts) -> TrainCommand:
+def training_settings(config: AdaptSettings, texts: AdaptTexts) -> TrainCommand:
     """Returns the settings of the training, with the dev questions for validation.
 
     If there are few passages, the batch is small, so that there are enough steps. The number of pairs is a
     multiple of the number of passages within bounds, so that the time is bounded.
     """
-    out = Path(str(config.out))
-    made = TrainCommand(output_dir=str(out / "model"), seed=config.seed, device=config.device)
+    folder = AdaptFolder(Path(str(config.out)))
+    made = TrainCommand(output_dir=str(folder.model), seed=config.seed, device=config.device)
     made.train_datasets = list(texts.train_sets)
     made.datasets = texts.train_sets
     made.train.sampling.mixed = len(texts.train_sets) > 1
     made.train.hard_negatives = 0
-    dev = {"kind": "retrieval", "corpus": str(texts.evaluated), "name": "dev"}
+    dev = {"kind": "retrieval", "corpus": str(texts.without_questions), "name": "dev"}
     dev["questions"] = str(texts.prepared / "dev_questions.jsonl")
     dev["qrels"] = str(texts.prepared / "dev_qrels.tsv")
     made.train.validation = [dev]
@@ -143,7 +147,7 @@ def training(config: AdaptSettings, texts: Texts) -> TrainCommand:
         made.loss.temperature = TEMPERATURE
         pairs: float = max(LEAST_PAIRS, min(16 * passages, 131_072))
         made.encoder.encoder_model_type = "static"
-        made.encoder.pretrained_model_cfg = str(out / "encoder" / "untrained")
+        made.encoder.pretrained_model_cfg = str(folder.untrained)
         made.encoder.shared = True
         made.encoder.pooling = "idf_sqrt"
         made.encoder.normalize = True
@@ -166,18 +170,18 @@ def training(config: AdaptSettings, texts: Texts) -> TrainCommand:
     return made
 
 
-def search_of(config: AdaptSettings, texts: Texts, name: str, split: str) -> RetrievalConfig:
+def search_settings(config: AdaptSettings, texts: AdaptTexts, name: str, split: str) -> RetrievalConfig:
     """Returns the settings of a stage that searches by the hybrid, with the questions of a split."""
-    out = Path(str(config.out))
+    folder = AdaptFolder(Path(str(config.out)))
     return RetrievalConfig(
         qa_dataset=str(texts.prepared / f"{split}_questions.jsonl"),
         qrels=str(texts.prepared / f"{split}_qrels.tsv"),
-        ctx_datasets=str(texts.evaluated),
-        model_file=str(out / "model"),
-        encoded_ctx_files=str(out / "evaluation" / "corpus_0"),
-        bm25_index_path=str(out / "weight" / "index"),
+        ctx_datasets=str(texts.without_questions),
+        model_file=str(folder.model),
+        encoded_ctx_files=str(folder.evaluation_vectors),
+        bm25_index_path=str(folder.evaluation_index),
         hybrid="linear",
         hybrid_depth=DEPTH,
-        metrics_file=str(out / name / "metrics.json"),
+        metrics_file=str(folder.metrics(name)),
         device=config.device,
     )

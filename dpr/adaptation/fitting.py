@@ -1,10 +1,11 @@
-"""A run with a given model and the linear layer, or the static towers, that were fitted to a corpus."""
+"""The stage of ``dpr adapt`` that fits a linear layer or static towers of a given model to a corpus."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dpr.adaptation import linear_layer, static_student
+from dpr.adaptation.folder import AdaptFolder
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.distributed import resolve_device
 from dpr.data.pairs import PseudoPairs
@@ -17,7 +18,7 @@ FITTED = "fitted"
 
 def write_fitted(config: AdaptSettings) -> None:
     """Writes a run with the given model and the layer or static towers that were fitted to the corpus."""
-    folder = Path(str(config.out)) / "model"
+    folder = AdaptFolder(Path(str(config.out))).model
     model = BiEncoder.load(str(config.model_file), resolve_device(config.device))
     if config.static is not None:
         pairs = PseudoPairs(str(config.corpus), kinds=config.pairs)

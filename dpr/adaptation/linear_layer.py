@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, normalize
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.adaptation.sampled_texts import sample_texts
+from dpr.core.errors import ConfigError
 from dpr.core.logs import counted
-from dpr.core.records import Passage
-from dpr.core.seeding import generator_for
-from dpr.data.order import PAIRS
 from dpr.data.pairs import PseudoPairs
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import fuse_linear, to_rankings
@@ -28,7 +25,6 @@ from dpr.indexer.registry import Texts
 from dpr.models.biencoder import BiEncoder
 
 # Measured on eight collections (benchmarks/results/adapt_trained.md).
-MOST_PASSAGES = 8192
 MOST_QUESTIONS = 3000
 LEARNING_RATE = 2e-4
 TEACHER_TEMPERATURE = 0.09
@@ -36,8 +32,6 @@ TEACHER_TEMPERATURE = 0.09
 _TEMPERATURE = 0.05
 _EPOCHS = 3
 _BATCH_SIZE = 32
-_MOST_PER_PASSAGE = 8
-"""Maximum number of pseudo-questions of a passage."""
 _DEPTH = 1000
 """Number of passages that each side of the hybrid lists; all others have score 0."""
 _WEIGHT = 0.5
@@ -47,9 +41,8 @@ _WEIGHT = 0.5
 def add_fitted_layer(
     model: BiEncoder, pairs: PseudoPairs, *, most_questions: int = MOST_QUESTIONS, seed: int = 0
 ) -> None:
-    """Puts a layer fitted to the passages of ``pairs`` behind the vectors of both towers.
-
-    Large corpora are sampled: at most ``MOST_PASSAGES`` passages are encoded, by the unchanged model.
+    """Puts a layer fitted to the passages of ``pairs`` behind the vectors of both towers. Large corpora are
+    sampled.
 
     Raises:
         ConfigError: the model's vectors go through an activation, or its questions through a static table.
@@ -60,7 +53,7 @@ def add_fitted_layer(
             "a linear layer cannot be added to a model whose vectors go through tanh, or whose questions go through a"
             " table; train it on labelled questions (dpr train model=FOLDER)"
         )
-    passages, questions, sources = draw_texts(pairs, most_questions=most_questions, seed=seed)
+    passages, questions, sources = sample_texts(pairs, most_questions=most_questions, seed=seed)
     asked = model.encode_questions(questions, convert_to_tensor=True, show_progress_bar=True)
     encoded = model.encode_passages(passages, convert_to_tensor=True, show_progress_bar=True)
 
@@ -86,40 +79,6 @@ def add_fitted_layer(
 
     matrix = _fitted(asked, encoded, targets, torch.tensor(sources), seed=seed)
     _add(model, matrix)
-
-
-def draw_texts(
-    pairs: PseudoPairs, *, most_questions: int, seed: int
-) -> tuple[list[Passage], list[str], list[int]]:
-    """Returns at most ``MOST_PASSAGES`` passages, pseudo-questions from them, and the place of each
-    pseudo-question's passage.
-
-    Raises:
-        InputError: the corpus has too few passages for pseudo-questions.
-    """
-    generator = generator_for(PAIRS, seed, 0, 0, 0)
-    rows: list[int] = np.sort(generator.permutation(pairs.num_passages)[:MOST_PASSAGES]).tolist()
-    passages: list[Passage] = []
-    askable: list[int] = []
-    for place, row in enumerate(counted(rows, "reading passages")):
-        found = pairs.row(row)
-        passages.append(found.passage)
-        if pairs.is_usable(found):
-            askable.append(place)
-    if len(askable) < 2:
-        raise InputError("has too few passages with words to learn from", file=pairs.file)
-
-    # Every passage gives one question before any gives a second one.
-    questions: list[str] = []
-    sources: list[int] = []
-    order = generator.permutation(askable)
-    for number in range(min(most_questions, _MOST_PER_PASSAGE * len(askable))):
-        number_of_passage, place = divmod(number, len(askable))
-        source = int(order[place])
-        drawn = pairs.drawn(rows[source], generator_for(PAIRS, seed, number_of_passage, 0, rows[source]))
-        questions.append(drawn.question)
-        sources.append(source)
-    return passages, questions, sources
 
 
 def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *, seed: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.adaptation.choices import DEPTH
+from dpr.adaptation.folder import AdaptFolder
 from dpr.core.errors import InputError
 from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.search_folder import SearchSettings
@@ -29,9 +30,10 @@ def write_search(out: Path, corpus: Path, weight: float | None) -> None:
     if weight is None:
         search = SearchSettings(passages=passages, bm25_index_path=str(words), indexer={"kind": "bm25"})
     else:
+        folder = AdaptFolder(out)
         search = SearchSettings(
-            model_file=str(out / "model"),
-            encoded_ctx_files=[str(out / "vectors" / "corpus_0")],
+            model_file=str(folder.model),
+            encoded_ctx_files=[str(folder.vectors)],
             passages=passages,
             bm25_index_path=str(words),
             hybrid="linear",

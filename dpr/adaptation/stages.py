@@ -114,9 +114,18 @@ class Stages:
         self._passed = [out]
 
     def run(
-        self, name: str, what: str, job: str, config: Settings, outputs: Sequence[str], *, processes: int = 1
+        self,
+        name: str,
+        what: str,
+        job: str,
+        config: Settings,
+        outputs: Sequence[str],
+        *,
+        processes: int = 1,
+        part: Callable[[Any], None] | None = None,
     ) -> None:
-        """Runs a job with these settings, unless it is done.
+        """Runs a job with these settings, unless it is done. Stages of the folder that this process has not
+        come to yet are removed before, since they read its outputs.
 
         Args:
             name: name of the stage and of its folder.
@@ -124,6 +133,7 @@ class Stages:
             job: command that does it.
             outputs: its outputs, by name inside its folder.
             processes: number of processes that do it together, started by torchrun.
+            part: function to call in place of the command, of which the stage is only a part; in one process.
 
         Raises:
             InputError: an output is missing at the end.
@@ -176,7 +186,7 @@ class Stages:
         write_json(file, record, note={})
         if processes == 1:
             with redirect_stdout(self.details):
-                self._jobs[job](config)
+                (part or self._jobs[job])(config)
             gc.collect()  # frees models in reference cycles
         else:
             # -m dpr means this package, whatever is in the working directory

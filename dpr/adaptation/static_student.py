@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dpr.adaptation.linear_layer import draw_texts
+from dpr.adaptation.sampled_texts import sample_texts
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.core.logs import counted
@@ -35,8 +35,8 @@ _BATCH_SIZE = 64
 def learn_static(
     model: BiEncoder, pairs: PseudoPairs, *, sides: str, most_questions: int = MOST_QUESTIONS, seed: int = 0
 ) -> BiEncoder:
-    """Returns a model that encodes questions by a static embedding table distilled from the vectors of
-    ``model``. ``model`` itself is changed.
+    """Puts a static embedding table, distilled from the vectors of ``model``, in place of its question tower.
+    Returns ``model`` itself, or with ``both`` a new model of the table alone.
 
     Args:
         sides: ``questions``, so that passages keep the tower of ``model``; or ``both``.
@@ -56,7 +56,7 @@ def learn_static(
             f"static={sides}, but the model has two towers, whose vectors one table cannot learn; train a table for its"
             " questions by encoder.static_questions=true (docs/static_encoders.md)"
         )
-    passages, questions, _ = draw_texts(pairs, most_questions=most_questions, seed=seed)
+    passages, questions, _ = sample_texts(pairs, most_questions=most_questions, seed=seed)
     taught = [
         model.encode_passages(passages, convert_to_tensor=True, show_progress_bar=True),
         model.encode_questions(questions, convert_to_tensor=True, show_progress_bar=True),

@@ -11,18 +11,27 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
-from dpr.adaptation.choices import Texts, clearly_best, find_model, search_of
+from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings
+from dpr.adaptation.encoder_stages import make_searchable
+from dpr.adaptation.folder import METRICS, AdaptFolder
 from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
 from dpr.adaptation.stages import DETAILS, stages_in
-from dpr.jobs import compare
-from dpr.jobs.adapt import JOBS, adapt
+from dpr.jobs import compare, embed, prepare, retrieve, train
 from dpr.preparation.document_questions import GIVEN
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.settings import FolderSettings, PrepareSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json
 
+JOBS = {
+    "prepare": prepare.run,
+    "new-encoder": prepare.make_encoder,
+    "train": train.run,
+    "embed": embed.run,
+    "retrieve": retrieve.run,
+}
+"""Commands that stages run."""
 MADE = (
     "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"
     " questions expect less of it beside BM25. questions=FILE measures with real ones."
@@ -50,7 +59,7 @@ def run(config: QuickstartSettings) -> None:
         "questions": {"file": str(prepared / "train.jsonl")},
     }
     vocabulary = [str(prepared / "train.jsonl")]
-    texts = Texts(prepared, prepared / "corpus.jsonl", evaluated, train_sets, vocabulary)
+    texts = AdaptTexts(prepared, prepared / "corpus.jsonl", evaluated, train_sets, vocabulary)
     name = shlex.quote(str(out))
     with stages_in(out, made_of, first=("data",), jobs=JOBS) as stages:
         reading = PrepareSettings(
@@ -73,17 +82,17 @@ def run(config: QuickstartSettings) -> None:
             return
         trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
         with redirect_stdout(stages.details):
-            weight = adapt(stages, trained, texts)
+            weight = make_searchable(stages, trained, texts)
         for system, label in SYSTEMS.items():
-            search = search_of(trained, texts, system, "test")
+            search = search_settings(trained, texts, system, "test")
             search.hybrid_weight = weight
             if system == "bm25":
                 search.indexer.kind = "bm25"
             if system != "hybrid":
                 search.hybrid = "none"
-            stages.run(system, f"{label} on the test questions", "retrieve", search, ["metrics.json"])
+            stages.run(system, f"{label} on the test questions", "retrieve", search, [METRICS])
 
-    metrics = {system: out / system / "metrics.json" for system in SYSTEMS}
+    metrics = {system: AdaptFolder(out).metrics(system) for system in SYSTEMS}
     runs = [f"{SYSTEMS[system]}={file}" for system, file in metrics.items()]
     counts = texts.counts()
     by_kind = counts["test questions by kind"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
-from dpr.training.bi_encoder_trainer import BiEncoderTrainer, extensions_of, settle_temperature
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer, extensions_of
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.defaults import default_callbacks
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
@@ -36,6 +35,7 @@ from dpr.training.command_settings import TrainCommand
 from dpr.training.data_sets import as_tokens, user_data
 from dpr.training.dry_run import dry_run
 from dpr.training.make_loss import make_loss
+from dpr.training.temperature import settle_temperature
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import Validation, each_once, run_validations
 
@@ -73,13 +73,13 @@ def run(config: TrainCommand) -> float | None:
         callbacks, validations = extensions_of(config, names)
         seed_everything(config.seed)
         model = build_model(config).to(device)
-        if train_sources:
-            names = [source.name for source in train_sources]
-            loss = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=names)
-        dev_sets = open_sets(dev_sources, config)
         if not train_sources:
             settle_temperature(model, config)
-            return evaluate(config, model, as_tokens(dev_sets, config, model), validations)
+            dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
+            return evaluate(config, model, dev_sets, validations)
+        names = [source.name for source in train_sources]
+        loss = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=names)
+        dev_sets = open_sets(dev_sources, config)
         train_sets = open_sets(train_sources, config, config.loss_scale_factors)
         output = Path(str(config.output_dir))
         # callbacks of the user's, and trackers, do not see a dry run
@@ -140,16 +140,6 @@ def build_model(config: TrainCommand) -> BiEncoder:
         _check_other_use(encoder, model, str(config.model_file), is_training=is_training)
         if encoder.static_questions and not model.settings.static_questions:
             model.use_static_questions()
-        stated = config.loss.temperature
-        stored = model.stored_temperature
-        if stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
-            logger.warning(
-                "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the"
-                " model",
-                stated,
-                config.model_file,
-                stored,
-            )
         return model
     _check_kind(encoder)
     return BiEncoder.from_pretrained(

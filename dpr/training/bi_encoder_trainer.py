@@ -1,10 +1,9 @@
-"""Assembly of a training run: data sets, loss, validations and callbacks, made from settings, from the import
+"""The trainer that users make: data sets, loss, validations and callbacks, made from settings, from the import
 paths that settings name and from given objects, around the loop of trainer.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.defaults import default_callbacks
 from dpr.training.data_sets import DataSets, as_tokens, opened_for_run
-from dpr.training.identity import stored_value
 from dpr.training.make_loss import make_loss
 from dpr.training.run import Callback
 from dpr.training.settings import TrainingSettings
+from dpr.training.temperature import settle_temperature
 from dpr.training.trainer import Trainer
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import Validation
@@ -168,35 +167,6 @@ class BiEncoderTrainer(Trainer):
             callbacks=callbacks,
             config=config,
         )
-
-
-def settle_temperature(model: BiEncoder, settings: TrainingSettings, folder: Path | None = None) -> None:
-    """Gives the model the temperature of the settings. If neither settings nor model state one, it is that of
-    the run in ``folder``, else 1 with compat=dpr, else the model's default.
-
-    Raises:
-        ConfigError: the model learns its temperature and the settings state another, or the settings ask for
-            a learned temperature and the model's is fixed.
-    """
-    temperature = settings.loss.temperature
-    own = model.options.temperature
-    if settings.loss.learn_temperature and model.log_temperature is None:
-        raise ConfigError(
-            "learn_temperature=True, but the model's is fixed; make the model with"
-            " options=dpr.TowerOptions(learn_temperature=True)"
-        )
-    if temperature is None:
-        if model.has_temperature:
-            return
-        temperature = stored_value(folder, settings, "loss.temperature") or (1.0 if settings.as_dpr else own)
-        if model.settings.normalize:
-            logger.info("vectors are normalised and loss.temperature is not set: it is %g", temperature)
-    elif temperature != own and model.log_temperature is not None:
-        raise ConfigError(
-            f"temperature={temperature}, but the model learns its own from {own}; make the model with"
-            f" options=dpr.TowerOptions(temperature={temperature}, learn_temperature=True)"
-        )
-    model.options = replace(model.options, temperature=temperature)
 
 
 def _require(name: str, given: Any, kind: Any, wanted: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from glob import has_magic
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import split_entry
+from dpr.core.settings import listed, split_entry
 from dpr.core.user_classes import create_object
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
@@ -27,7 +29,7 @@ def make_loss(
 
     Raises:
         ConfigError: the loss or a term is unknown, is not a class that implements the contract, or needs
-            inputs that are not gathered.
+            inputs that are not gathered; or the model could never learn from ``loss.teacher``.
         InputError: the shards of ``loss.guide`` or ``loss.teacher`` cannot be read, or do not fit together.
     """
     if settings.name != "nll":
@@ -36,7 +38,7 @@ def make_loss(
     if not settings.changed():
         return BiEncoderNllLoss(candidates=candidates)
     from dpr.losses.objective import Objective  # only few runs have terms besides the NLL
-    from dpr.training.teacher import open_teacher, read_vectors
+    from dpr.training.teacher import ModelTeacher, StoredTeacher, read_vectors
 
     for width in settings.dimensions or ():
         if model is not None and width > model.dimension:
@@ -52,9 +54,16 @@ def make_loss(
     false_negatives = None
     if settings.guide:
         false_negatives = read_vectors(settings.guide, namespaces, setting="loss.guide")
-    teacher = None
+    teacher: ModelTeacher | StoredTeacher | None = None
     if settings.teacher is not None:
-        teacher = open_teacher(settings.teacher, model, namespaces)
+        if model is None:
+            raise ConfigError("loss.teacher needs the model that learns from it; give make_loss one")
+        paths = [str(each) for each in listed(settings.teacher)]
+        if len(paths) == 1 and not has_magic(paths[0]) and not any(Path(paths[0]).glob("vectors-*.npy")):
+            teacher = ModelTeacher(BiEncoder.load(paths[0], model.device), model, folder=paths[0])
+        else:
+            vectors = read_vectors(paths, namespaces, setting="loss.teacher")
+            teacher = StoredTeacher(vectors, namespaces, model)
     return Objective(
         settings,
         candidates=candidates,

@@ -1,12 +1,10 @@
 """Vectors of other models that training reads: those of a teacher, either a model or stored vectors
-(``loss.teacher``), and those of a false-negative filter (``loss.guide``)."""
+(``loss.teacher``), and those of a false-negative filter (``loss.guide``). ``make_loss`` opens them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from glob import has_magic as has_pattern
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,33 +14,15 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, json_sha256
-from dpr.core.settings import listed
 from dpr.data.collator import judgement_identity
 from dpr.data.settings import TextSettings
 from dpr.formats.vector_shards import open_shards
-from dpr.losses.distillation import Teacher
 from dpr.losses.stored_vectors import StoredVectors
-from dpr.models.biencoder import BiEncoder
+from dpr.models.towers import Towers
 from dpr.storage.durable import read_manifest
 
 
-def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str]) -> Teacher:
-    """Returns the teacher that ``loss.teacher`` names: a model, or shards of vectors by path, pattern or a
-    list of these.
-
-    Raises:
-        ConfigError: there is no model that could learn from it, or the model never could.
-        InputError: the shards cannot be read, or do not fit together.
-    """
-    if model is None:
-        raise ConfigError("loss.teacher needs the model that learns from it; give make_loss one")
-    paths = [str(each) for each in listed(given)]
-    if len(paths) == 1 and not has_pattern(paths[0]) and not any(Path(paths[0]).glob("vectors-*.npy")):
-        return ModelTeacher(paths[0], model)
-    return StoredTeacher(read_vectors(paths, namespaces, setting="loss.teacher"), namespaces, model)
-
-
-def _decide_vectors(model: BiEncoder) -> dict[str, Any]:
+def _decide_vectors(model: Towers) -> dict[str, Any]:
     """Returns the properties that a model and its teacher must have in common."""
     return {
         "tokenizer": model.tensorizer.vocabulary_fingerprint,
@@ -54,15 +34,15 @@ def _decide_vectors(model: BiEncoder) -> dict[str, Any]:
 
 class ModelTeacher:
     """Teacher that encodes the same texts as the model in training, token by token, without gradient, dropout
-    and autocast.
+    and autocast. ``folder`` is its folder, for messages.
 
     Raises:
         ConfigError: no vector of the model in training could ever equal the teacher's, because of another
             tokenizer, width, prompt or normalisation, or a longer limit of tokens.
     """
 
-    def __init__(self, folder: str, model: BiEncoder) -> None:
-        self._teacher = teacher = BiEncoder.load(folder, model.device).to(next(model.parameters()).dtype)
+    def __init__(self, teacher: Towers, model: Towers, *, folder: str) -> None:
+        self._teacher = teacher.to(next(model.parameters()).dtype)
         self.fingerprint = teacher.fingerprint
         self.teaches_passages = not model.options.fix_ctx_encoder
         teacher.requires_grad_(False)
@@ -135,7 +115,7 @@ class StoredTeacher:
 
     teaches_passages = True
 
-    def __init__(self, vectors: StoredVectors, namespaces: Sequence[str], model: BiEncoder) -> None:
+    def __init__(self, vectors: StoredVectors, namespaces: Sequence[str], model: Towers) -> None:
         self._vectors = vectors
         self._namespaces = namespaces
         self.fingerprint = vectors.fingerprint

@@ -97,7 +97,6 @@ class Trainer(Run):
     ) -> None:
         train = settings.train
         self.model = model
-        model.has_temperature = True  # the temperature that it is trained with
         self.output_dir = output_dir
         self.settings = settings
         self.loss = loss

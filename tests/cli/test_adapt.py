@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dpr import BiEncoder
-from dpr.adaptation.choices import Texts, chosen_weight, clearly_best, training
+from dpr.adaptation.choices import AdaptTexts, chosen_weight, clearly_best, training_settings
 from dpr.adaptation.settings import AdaptSettings
 from dpr.cli.main import main
 from dpr.training.settings import TrainNode
@@ -243,12 +243,12 @@ def test_the_weight_stays_within_bounds_and_near_the_default(
 def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = Texts(tmp_path, tmp_path / "corpus.tsv", tmp_path / "corpus.tsv", {})
+    texts = AdaptTexts(tmp_path, tmp_path / "corpus.tsv", tmp_path / "corpus.tsv", {})
 
     def made(passages: int, **given: Any) -> TrainNode:
-        monkeypatch.setattr(Texts, "counts", lambda self: {"passages": passages})
+        monkeypatch.setattr(AdaptTexts, "counts", lambda self: {"passages": passages})
         config = AdaptSettings(out=str(tmp_path), **given)
-        return training(config, texts).train
+        return training_settings(config, texts).train
 
     sizes = [20, 120, 1400, 25_000, 10_000_000]
     assert [made(size).batch_size for size in sizes] == [16, 32, 512, 1024, 1024]

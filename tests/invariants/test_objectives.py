@@ -120,7 +120,8 @@ def teacher_of(folder: Path, name: str) -> ModelTeacher | StoredTeacher:
         keys = batch.context_ids[batch.context_valid, 0].numpy()
         vectors = StoredVectors([chunk[:5], chunk[5:]], keys, np.arange(len(keys)), fingerprint="stored")
         return StoredTeacher(vectors, ["tiny"], make_model(folder, False, True))
-    teacher = ModelTeacher(str(folder.parent / "teacher"), make_model(folder, name in NORMALIZED, True))
+    given = BiEncoder.load(folder.parent / "teacher")
+    teacher = ModelTeacher(given, make_model(folder, name in NORMALIZED, True), folder="")
     teacher.teaches_passages = name not in QUESTIONS_TAUGHT
     return teacher
 

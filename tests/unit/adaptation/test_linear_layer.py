@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dpr.adaptation import linear_layer
+from dpr.adaptation import linear_layer, sampled_texts
 from dpr.adaptation.linear_layer import add_fitted_layer
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_layer(tmp_path: Path) -> None:
 
 
 def test_large_corpora_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_layer, "MOST_PASSAGES", 20)
+    monkeypatch.setattr(sampled_texts, "MOST_PASSAGES", 20)
     model = tiny_model(tmp_path / "base", pooling="mean", normalize=True, shared=True)
     encoded: list[str] = []
     encode = model.encode_passages

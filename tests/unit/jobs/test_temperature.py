@@ -14,6 +14,7 @@ from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, run
 from dpr.training.command_settings import TrainCommand
+from dpr.training.temperature import settle_temperature
 from tests.helpers.tiny import training_folder
 
 WARNED = "was trained with"
@@ -95,7 +96,9 @@ def test_a_stated_temperature_that_differs_is_used_and_told(
 ) -> None:
     config = config_of(folder, temperature=stated)
     config.model_file = str(trained[kind][0])
-    assert float(build_model(config).temperature) == stated
+    model = build_model(config)
+    settle_temperature(model, config)
+    assert float(model.temperature) == stated
     assert (WARNED in caplog.text) == is_told
 
 

@@ -159,11 +159,12 @@ def test_a_run_is_resumed_bit_for_bit_and_never_with_another_teacher(folder: Pat
 def test_what_could_never_be_reached_is_refused(folder: Path, settings: dict[str, Any], message: str) -> None:
     model = tiny_model(folder / "encoder", **{"pooling": "mean", "normalize": True, **settings})
     with pytest.raises(ConfigError, match=message):
-        ModelTeacher(str(folder / "teacher"), model)
+        ModelTeacher(BiEncoder.load(folder / "teacher"), model, folder="")
 
 
 def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     words = static_folder(tmp_path / "static") / "vocab.txt"
     words.write_text(words.read_text().replace("tu", "xu"))
+    model = tiny_model(tmp_path / "static", pooling="mean", normalize=True)
     with pytest.raises(ConfigError, match=r"its tokenizer is .*make the model with the teacher's"):
-        ModelTeacher(str(folder / "teacher"), tiny_model(tmp_path / "static", pooling="mean", normalize=True))
+        ModelTeacher(BiEncoder.load(folder / "teacher"), model, folder="")

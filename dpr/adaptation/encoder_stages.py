@@ -1,0 +1,112 @@
+"""The stages after texts are prepared, which make an encoder and the folder that is searched by it and BM25."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dpr.adaptation.choices import (
+    METRIC,
+    WEIGHT_OF_GIVEN,
+    AdaptTexts,
+    chosen_weight,
+    search_settings,
+    training_settings,
+    will_fit,
+)
+from dpr.adaptation.fitting import write_fitted
+from dpr.adaptation.folder import INDEX, METRICS, UNTRAINED, VECTORS, AdaptFolder
+from dpr.adaptation.searchable import write_search
+from dpr.adaptation.settings import AdaptSettings
+from dpr.adaptation.stages import Stages
+from dpr.embedding.settings import EmbedConfig
+from dpr.formats.run_folders import RUN_FILE
+from dpr.preparation.settings import NewEncoderSettings
+from dpr.storage.durable import read_json, write_json
+
+RESULT = "adapted.json"
+
+
+def make_searchable(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> float:
+    """Fits the given model or trains an encoder, and writes ``search.json`` and ``adapted.json``. Returns the
+    encoder's share in the hybrid."""
+    return (
+        fit_given_model(stages, config, texts) if will_fit(config) else train_encoder(stages, config, texts)
+    )
+
+
+def fit_given_model(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> float:
+    """Fits a linear layer or a static table to the corpus. Nothing is chosen by pseudo-questions."""
+    out = stages.out
+    fitting = replace(config, corpus=str(texts.without_questions), out=str(out))
+    what = "a linear layer behind the model, fitted to the corpus"
+    if config.static is not None:
+        what = f"a static encoder of {config.static}, which learns the model's vectors"
+    stages.run("model", what, "adapt", fitting, [RUN_FILE], part=write_fitted)
+    embed_with_model(stages, config, "vectors", texts.corpus)
+    if texts.without_questions != texts.corpus:
+        embed_with_model(stages, config, "evaluation", texts.without_questions)
+    write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
+    write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
+    if config.static is None:
+        print("\nA linear layer behind the model was fitted to questions cut from the corpus.")
+        print("The model's own weights are as they were. Only real questions can tell what it gains.")
+    else:
+        print(
+            "\nA static encoder has learned the model's vectors of passages and of questions cut from them."
+        )
+        print("Only real questions can tell what it loses.")
+    print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
+    return WEIGHT_OF_GIVEN
+
+
+def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> float:
+    """Trains a new encoder or a given backbone on pairs, and chooses its share on the dev questions."""
+    out = stages.out
+    folder = AdaptFolder(out)
+    if config.model_file is None:
+        empty = NewEncoderSettings(
+            corpus=str(texts.corpus),
+            questions=texts.vocabulary,
+            out=str(folder.untrained),
+            layers=0,
+            hidden=1024,
+        )
+        stages.run("encoder", "a static encoder without weights", "new-encoder", empty, [UNTRAINED])
+
+    final = training_settings(config, texts)
+    stages.run("model", "training", "train", final, [RUN_FILE], processes=config.processes)
+
+    embed_with_model(stages, config, "vectors", texts.corpus)
+    embed_with_model(stages, config, "evaluation", texts.without_questions)
+
+    hybrid = search_settings(config, texts, "weight", "dev")
+    hybrid.tune_hybrid_weight = True
+    hybrid.tune_metric = METRIC
+    what = "the hybrid's weight, on the dev questions"
+    stages.run("weight", what, "retrieve", hybrid, [METRICS, INDEX])
+    values = read_json(folder.metrics("weight"))["tried_weights"]
+    by_weight = {float(weight): value for weight, value in values.items()}
+    weight = chosen_weight(by_weight)
+
+    write_search(out, texts.corpus, weight)
+    num_cut = texts.counts().get("pseudo-questions")
+    queries = f"{num_cut:,} pseudo-questions, made from the texts" if num_cut else "the dev questions"
+    print(f"\nnDCG@10 on {queries}, which choose the weight and are no measure of quality:")
+    both = f"both {by_weight[weight]:.3f}, with weight {weight:g}"
+    print(f"  {by_weight[0.0]:.3f}  BM25; the encoder {by_weight[1.0]:.3f}; {both}")
+    reached = {"bm25": by_weight[0.0], "dense": by_weight[1.0], "hybrid": by_weight[weight]}
+    write_json(out / RESULT, {"pseudo_ndcg@10": reached, "hybrid_weight": weight}, note={})
+    return weight
+
+
+def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: Path) -> None:
+    """Runs the stage ``name``, which makes the vectors of a corpus."""
+    vectors = EmbedConfig(
+        model_file=str(AdaptFolder(stages.out).model),
+        ctx_src=str(corpus),
+        out_file=str(stages.out / name / "corpus"),
+        device=config.device,
+    )
+    what = f"the vectors of {corpus}"
+    stages.run(name, what, "embed", vectors, [VECTORS], processes=config.processes)
