@@ -175,8 +175,8 @@ class BiEncoderBatch(_Batch):
     the loss of each question. ``teacher_scores`` (N,) float32 are a teacher's scores of the slots for their
     questions, NaN for a slot without one; None if no slot of this rank has one, whatever other ranks have.
 
-    ``context_valid`` to ``known_positive_valid`` always stay on the host, as lengths do: candidates are found
-    there (``dpr.losses.candidates``). So do ``teacher_scores``, whose spread is checked there.
+    Lengths and all tensors but tokens, ``context_row`` and ``loss_weights`` always stay on the host: candidates
+    are found there (``dpr.losses.candidates``), and the spread of ``teacher_scores`` is checked there.
     """
 
     questions: TokenBatch
@@ -190,8 +190,8 @@ class BiEncoderBatch(_Batch):
     loss_weights: Tensor
     encoder_type: str = ""
     datasets: tuple[int, ...] = field(default=())
-    """The data set of each question and, in ``rows``, its row number there. Both explain a step; training
-    does not use them."""
+    """The data set of each question and, in ``rows``, its row number there, for metrics by data set and for
+    messages."""
     rows: tuple[int, ...] = field(default=())
     teacher_scores: Tensor | None = None
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+SCALER_FILE = "scaler.json"
 ENCODER_FOLDER = "encoder"
 SETTINGS_FILE = "encoder_settings.json"
 STATE_FILE = "trainer_state.json"

@@ -108,11 +108,16 @@ def metrics_problems(run: Path) -> list[str] | None:
     return [] if now["sha256"] == stated.get("sha256") else ["content has changed since it was written"]
 
 
-def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
+def checkpoint_name(step: int | str) -> str:
+    """Returns the name of the folder of a step's checkpoint."""
+    return f"dpr_biencoder.step{step}"
+
+
+def checkpoint_folders(output_dir: Path) -> list[Path]:
     """Returns the checkpoints of a run, newest (highest step) first."""
     found = []
-    for path in output_dir.glob(f"{name}.step*"):
-        step = path.name.removeprefix(f"{name}.step")
+    for path in output_dir.glob(checkpoint_name("*")):
+        step = path.name.removeprefix(checkpoint_name(""))
         if step.isdecimal() and path.is_dir():
             found.append((int(step), path))
     return [path for _, path in sorted(found, reverse=True)]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dpr.adaptation.choices import AdaptTexts, find_model, will_fit
 from dpr.adaptation.encoder_stages import make_searchable
@@ -19,15 +21,6 @@ from dpr.jobs import embed, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import PrepareSettings
 from dpr.storage.checksums import content_sha256
-
-JOBS = {
-    "prepare": prepare.run,
-    "new-encoder": prepare.make_encoder,
-    "train": train.run,
-    "embed": embed.run,
-    "retrieve": retrieve.run,
-}
-"""Commands that stages run."""
 
 
 def run(config: AdaptSettings) -> None:
@@ -53,7 +46,14 @@ def run(config: AdaptSettings) -> None:
     }
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
-    with stages_in(out, made_of, first=("pseudo", "model"), jobs=JOBS) as stages:
+    commands: dict[str, Callable[[Any], Any]] = {
+        "prepare": prepare.run,
+        "new-encoder": prepare.make_encoder,
+        "train": train.run,
+        "embed": embed.run,
+        "retrieve": retrieve.run,
+    }
+    with stages_in(out, made_of, first=("pseudo", "model"), jobs=commands) as stages:
         without_questions = corpus
         if not will_fit(config):
             without_questions = prepared / "evaluation_corpus.jsonl"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings
 from dpr.adaptation.encoder_stages import make_searchable
@@ -24,14 +26,6 @@ from dpr.preparation.settings import FolderSettings, PrepareSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_json
 
-JOBS = {
-    "prepare": prepare.run,
-    "new-encoder": prepare.make_encoder,
-    "train": train.run,
-    "embed": embed.run,
-    "retrieve": retrieve.run,
-}
-"""Commands that stages run."""
 MADE = (
     "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"
     " questions expect less of it beside BM25. questions=FILE measures with real ones."
@@ -61,7 +55,14 @@ def run(config: QuickstartSettings) -> None:
     vocabulary = [str(prepared / "train.jsonl")]
     texts = AdaptTexts(prepared, prepared / "corpus.jsonl", evaluated, train_sets, vocabulary)
     name = shlex.quote(str(out))
-    with stages_in(out, made_of, first=("data",), jobs=JOBS) as stages:
+    commands: dict[str, Callable[[Any], Any]] = {
+        "prepare": prepare.run,
+        "new-encoder": prepare.make_encoder,
+        "train": train.run,
+        "embed": embed.run,
+        "retrieve": retrieve.run,
+    }
+    with stages_in(out, made_of, first=("data",), jobs=commands) as stages:
         reading = PrepareSettings(
             sources=[str(folder)],
             out=str(prepared),

@@ -33,9 +33,9 @@ class GlobalBatch:
     ``scores / global_batch.temperature`` are logits. ``questions`` (Q, D) are all ranks' question vectors.
     ``own_contexts`` and ``own_questions`` are the rows of this rank.
 
-    Vectors that ``Loss.needs`` does not name are those of this rank alone, N slots or B questions. All filled
-    slots are then candidates, and a loss may compare a question with its own slots only, since the others
-    depend on the number of ranks.
+    Vectors that ``Loss.needs`` does not name are those of this rank alone, N slots or B questions; so are
+    ``ids`` unless it names ``contexts``. All filled slots are then candidates, and a loss may compare a
+    question with its own slots only, since the others depend on the number of ranks.
 
     ``ids`` (M, 2) are judgement identities, on the host. ``known_positives`` (Q, K, 3), on the host, are the
     identities of the passages known to answer each question; the last column is 1, or 0 for padding.

@@ -16,6 +16,7 @@ from dpr.core.distributed import from_main, full_on_main, gather_rows, is_sharde
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints, run_folders
+from dpr.formats.run_folders import checkpoint_name
 from dpr.models.towers import Towers
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
 from dpr.storage.leftovers import (
@@ -27,12 +28,11 @@ from dpr.storage.leftovers import (
 from dpr.storage.locks import RunLock
 from dpr.storage.untrusted import inside
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
-from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
+from dpr.training.run import Callback, RunProgress, StoredRun
 
 logger = get_logger(__name__)
 
 MOST_FAILED_SAVES = 3
-SCALER_FILE = "scaler.json"
 
 
 class CheckpointFolder:
@@ -95,7 +95,7 @@ class CheckpointFolder:
 
         def find() -> None:
             damaged: dict[Path, list[str]] = {}
-            for folder in run_folders.checkpoint_folders(self.output_dir, CHECKPOINT_NAME):
+            for folder in run_folders.checkpoint_folders(self.output_dir):
                 if not (problems := verify_folder(folder)):
                     folders.append(folder)
                     break
@@ -146,7 +146,7 @@ class CheckpointFolder:
 
     def save(
         self,
-        progress: Progress,
+        progress: RunProgress,
         write: Callable[[Path], None],
         identity: dict[str, Any],
         config: dict[str, Any],
@@ -219,14 +219,14 @@ class CheckpointFolder:
                 ),
             )
 
-    def _publish(self, folder: Path, progress: Progress) -> None:
+    def _publish(self, folder: Path, progress: RunProgress) -> None:
         metrics = {run_folders.METRICS_RECORD: run_folders.describe_metrics(self.output_dir)}
         run_folders.write_run(self.output_dir, {"last_checkpoint": folder.name, **progress.best(), **metrics})
         # Checkpoints with a higher step are damaged ones that this run has fallen back from. They do not
         # count as kept.
         kept = [
             path
-            for path in run_folders.checkpoint_folders(self.output_dir, CHECKPOINT_NAME)
+            for path in run_folders.checkpoint_folders(self.output_dir)
             if _step_of(path) <= progress.step
         ]
         for old in kept[self.keep_last :] if self.keep_last else []:
@@ -237,11 +237,11 @@ class CheckpointFolder:
                 remove_folder(old)
 
     @staticmethod
-    def read_state(folder: Path) -> tuple[Progress, dict[str, Any]]:
+    def read_state(folder: Path) -> tuple[RunProgress, dict[str, Any]]:
         """Returns progress and identity as stored."""
         state = read_json(folder / checkpoints.STATE_FILE)
         try:
-            progress = Progress(**state["progress"])
+            progress = RunProgress(**state["progress"])
             identity = dict(state["identity"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
@@ -286,7 +286,7 @@ class StateOfRun:
                     )
             self.model.write_to(folder, weights)
             checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
-            checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
+            checkpoints.write_json_file(folder, checkpoints.SCALER_FILE, self.scaler.state_dict())
             states = {
                 name: state
                 for name, callback in self._callbacks_by_name()
@@ -301,7 +301,7 @@ class StateOfRun:
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
         state = checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
         restore_optimizer(self.model, self.optimizer, state)
-        self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
+        self.scaler.load_state_dict(read_json(folder / checkpoints.SCALER_FILE))
         states = read_json(folder / checkpoints.CALLBACKS_FILE)
         for name, callback in self._callbacks_by_name():
             if name in states:

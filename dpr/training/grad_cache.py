@@ -85,7 +85,7 @@ class CachedStep(Step):
             result = global_batch_loss(
                 self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_global_batch
             )
-            step = LossResult(result.losses.detach(), result.correct)
+            detached = LossResult(result.losses.detach(), result.correct)
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_batches)).backward()
                 # Backward ends at these leaves. Its only collectives are those of the gather, in the same
@@ -99,7 +99,7 @@ class CachedStep(Step):
                 self._carry_on(batch, chunks, gradients, graphs, seed)
                 if is_last:
                     average(self.model, by_rows=self._by_rows)
-        return step
+        return detached
 
     def _encode_all(
         self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: GlobalBatchGather

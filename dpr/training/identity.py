@@ -27,7 +27,7 @@ from dpr.models.sources import files_of_model
 from dpr.models.towers import Towers
 from dpr.storage.checksums import shared_content
 from dpr.storage.durable import read_json
-from dpr.training.run import CHECKPOINT_NAME, Callback, StoredRun
+from dpr.training.run import Callback, StoredRun
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
 
@@ -241,7 +241,7 @@ def stored_value(output_dir: str | Path | None, settings: TrainingSettings, key:
     if current_ranks().is_main and output_dir is not None and settings.resume != "fresh":
         # damaged: reported when the run is resumed
         with suppress(DprError, KeyError, TypeError, ValueError):
-            for folder in run_folders.checkpoint_folders(Path(output_dir), CHECKPOINT_NAME)[:1]:
+            for folder in run_folders.checkpoint_folders(Path(output_dir))[:1]:
                 state = read_json(folder / checkpoints.STATE_FILE)
                 value.fill_(float(state["identity"]["fixed"][key]))
     copy_from_main([value])

@@ -71,7 +71,7 @@ class RowAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Updates the weights, then their averages. If a ``FiniteGuard`` or a gradient scaler has set
+        """Updates the weights, then their averages. If a ``FiniteCheck`` or a gradient scaler has set
         ``found_inf``, (), to 1, everything stays as it was."""
         before = {
             parameter: state["step"].clone()

@@ -1,4 +1,4 @@
-"""Progress of a run, the run as callbacks see it, and the moments at which they are called (``Callback``)."""
+"""RunProgress of a run, the run as callbacks see it, and the moments at which they are called (``Callback``)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,10 @@ from dpr.models.towers import Towers
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Metrics, Validation
 
-CHECKPOINT_NAME = "dpr_biencoder"
-
-
-def checkpoint_name(step: int) -> str:
-    """Returns the name of the folder of a step's checkpoint."""
-    return f"{CHECKPOINT_NAME}.step{step}"
-
 
 @dataclass
-class Progress:
-    """Progress of a run. The next batch, its negatives and its dropout all follow from one integer."""
+class RunProgress:
+    """RunProgress of a run. The next batch, its negatives and its dropout all follow from one integer."""
 
     step: int = 0
     """Optimizer updates done."""
@@ -73,7 +66,7 @@ class StoredRun:
     """The checkpoint that a run resumes from."""
 
     folder: Path
-    progress: Progress
+    progress: RunProgress
     identity: dict[str, Any]
 
 
@@ -93,7 +86,7 @@ class Run(Protocol):
     config: dict[str, Any]
     """The configuration as checkpoints keep it for people to read."""
     output_dir: Path
-    progress: Progress
+    progress: RunProgress
     epoch: int
     """The current epoch, from its ``on_epoch_begin`` to the next."""
     steps_per_epoch: int

@@ -60,8 +60,8 @@ class StopAgreement:
         return 0 if self._agreed == _BY_CALLBACK else self._agreed
 
 
-class FiniteGuard:
-    """Guard that skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a
+class FiniteCheck:
+    """Check that skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a
     row.
 
     The norm is that of the gradient summed over ranks, so all ranks see the same norm and agree without

@@ -27,7 +27,7 @@ from dpr.data.loader import batch_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
 from dpr.evaluation.metric_names import finest, is_baseline
-from dpr.formats.run_folders import seal_run
+from dpr.formats.run_folders import checkpoint_name, seal_run
 from dpr.losses.protocol import Loss, LossResult
 from dpr.models.encoder import checkpoint_activations
 from dpr.models.properties import mention_bf16
@@ -40,10 +40,10 @@ from dpr.training.identity import RunIdentity, check_identity, run_identity, sto
 from dpr.training.metrics import TrainingMetrics
 from dpr.training.optimizer import learning_rate_factor, make_optimizer, set_learning_rate
 from dpr.training.plan import log_summary, make_plan, require_teacher_scores
-from dpr.training.run import Callback, Progress, Run, checkpoint_name
+from dpr.training.run import Callback, Run, RunProgress
 from dpr.training.settings import TrainingSettings, TrainNode
 from dpr.training.step import DirectStep, Step
-from dpr.training.stopping import FiniteGuard, StopAgreement
+from dpr.training.stopping import FiniteCheck, StopAgreement
 from dpr.training.validations.protocol import (
     Metrics,
     Validation,
@@ -129,12 +129,12 @@ class Trainer(Run):
             torch.backends.cudnn.benchmark = False
         if train.gradient_checkpointing:
             checkpoint_activations(model.trained_towers())
-        self.step = make_step(model, loss, train, ranks=self.ranks, device=self.device)
-        self.step.on_global_batch = partial(self.emit, "on_global_batch")
+        self.training_step = make_step(model, loss, train, ranks=self.ranks, device=self.device)
+        self.training_step.on_global_batch = partial(self.emit, "on_global_batch")
         self.optimizer = make_optimizer(model, train)
-        self.guard = FiniteGuard(self.device, has_loss_scale=train.precision == "fp16")
+        self.finite_check = FiniteCheck(self.device, has_loss_scale=train.precision == "fp16")
 
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.metrics = TrainingMetrics(model, [source.name for source in sources])
         self.grad_norm = torch.zeros(())
         self.results: list[LossResult] = []
@@ -180,7 +180,7 @@ class Trainer(Run):
     if not TYPE_CHECKING:  # type checkers would accept any name
         __getattr__ = missing
 
-    def resume(self) -> Progress:
+    def resume(self) -> RunProgress:
         """Takes the lock of ``output_dir`` and restores the run found there, if any. ``train`` begins with it
         and raises the same errors."""
         if self._is_open:
@@ -223,7 +223,7 @@ class Trainer(Run):
     def _run(self, batches: Iterator[BiEncoderBatch]) -> None:
         self.emit("on_train_begin")
         self.metrics.begin(self.progress.unlogged)
-        self.guard.begin(self.progress.skipped)
+        self.finite_check.begin(self.progress.skipped)
         # All ranks agree on whether to stop. They do so here, where every rank passes, and nowhere else.
         # a run that early stopping ended stays ended
         self.is_stopping = self._stopping.reached(self.progress.step)
@@ -240,7 +240,7 @@ class Trainer(Run):
                 with record_function("dpr/update"):
                     self.update()
                 self.progress.step += 1
-                self.guard.stop_if_hopeless(self.progress.step)
+                self.finite_check.stop_if_hopeless(self.progress.step)
                 self.emit("on_step_end")
                 if self.progress.step % self.steps_per_epoch == 0:
                     self.emit("on_epoch_end")
@@ -285,7 +285,7 @@ class Trainer(Run):
             callback.needs_global_batch(self) for callback in self.callbacks
         ):
             batch = batch.with_one_context()
-        result = self.step(
+        result = self.training_step(
             batch, num_batches=self.plan.accumulation, is_last=number == self.plan.accumulation - 1
         )
         self.metrics.add(result, batch)
@@ -294,11 +294,11 @@ class Trainer(Run):
     def update(self) -> None:
         """Does one optimizer step: unscale, clip once, set the learning rate, update, clear."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        self.step.scaler.unscale_(self.optimizer)
+        self.training_step.scaler.unscale_(self.optimizer)
         self.grad_norm = clip_gradients(
             parameters, self.settings.gradient_limit(self.ranks.world_size) or float("inf")
         )
-        self.guard.check(self.optimizer, self.grad_norm)
+        self.finite_check.check(self.optimizer, self.grad_norm)
         train = self.settings.train
         self.learning_rate = train.learning_rate * learning_rate_factor(
             self.settings.lr_schedule(),
@@ -308,8 +308,8 @@ class Trainer(Run):
         )
         set_learning_rate(self.optimizer, self.learning_rate)
         self.emit("on_before_optimizer_step")
-        self.step.scaler.step(self.optimizer)
-        self.step.scaler.update()
+        self.training_step.scaler.step(self.optimizer)
+        self.training_step.scaler.update()
         self.emit("on_after_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -330,9 +330,11 @@ class Trainer(Run):
         if not self.loss.reads_passages:
             metrics = {name: value for name, value in metrics.items() if not name.endswith("/in_batch_acc")}
         metrics |= {"optim/lr": self.learning_rate, "optim/grad_norm": float(self.grad_norm)}
-        if self.step.scaler.is_enabled():
-            metrics["optim/loss_scale"] = self.step.scaler.get_scale()  # it falls where steps are skipped
-        metrics["train/skipped_steps"] = float(self.guard.num_skipped)
+        if self.training_step.scaler.is_enabled():
+            metrics["optim/loss_scale"] = (
+                self.training_step.scaler.get_scale()
+            )  # it falls where steps are skipped
+        metrics["train/skipped_steps"] = float(self.finite_check.num_skipped)
         return metrics
 
     def validate(self) -> Metrics:
@@ -384,7 +386,10 @@ class Trainer(Run):
         if self._better.get("best_checkpoint") != checkpoint_name(self.progress.step):
             self._better = {}  # of a step that was not saved
         progress = replace(
-            self.progress, **self._better, unlogged=self.metrics.settled(), skipped=self.guard.num_skipped
+            self.progress,
+            **self._better,
+            unlogged=self.metrics.settled(),
+            skipped=self.finite_check.num_skipped,
         )
         with self.optimizer.averaged():
             write = self._state.collect()
@@ -401,7 +406,7 @@ class Trainer(Run):
 
     @property
     def _state(self) -> StateOfRun:
-        return StateOfRun(self.model, self.optimizer, self.step.scaler, self.callbacks)
+        return StateOfRun(self.model, self.optimizer, self.training_step.scaler, self.callbacks)
 
     def request_stop(self, reason: str) -> None:
         self._stopping.request(reason)

@@ -51,10 +51,11 @@ def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
         assert len([line for line in code.splitlines() if line.strip()]) < 20, name
 
 
-def test_own_callback_from_the_command_line_and_over_a_restart() -> None:
+def test_own_callback_from_the_command_line_and_over_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["train.callbacks=[my_callbacks:CountQuestions]", "output_dir=runs/mine", *SMALL]
     assert main([*arguments, "train.max_steps=2"]) == 0
     assert main(arguments) == 0
+    assert "GiB  my/questions_seen 12  ETA" in capsys.readouterr().err
     assert [line["my/questions_seen"] for line in lines("runs/mine")] == [4, 8, 12]
 
 

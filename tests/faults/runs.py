@@ -180,9 +180,7 @@ def free_port() -> int:
 
 def saved_steps(output_dir: Path) -> list[int]:
     """Steps of the checkpoints in a run's folder, newest first."""
-    return [
-        int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(output_dir, NAME)
-    ]
+    return [int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(output_dir)]
 
 
 def state_hash(folder: Path, *, best: bool = True) -> str:
@@ -203,7 +201,7 @@ def state_hash(folder: Path, *, best: bool = True) -> str:
 
 def final_hash(output_dir: Path) -> str:
     """``state_hash`` of the last checkpoint of a finished run, with the metrics it reports."""
-    newest = run_folders.checkpoint_folders(output_dir, NAME)[0]
+    newest = run_folders.checkpoint_folders(output_dir)[0]
     return (
         f"{newest.name} {state_hash(newest)}"
         f" {hashlib.sha256((output_dir / 'metrics.json').read_bytes()).hexdigest()}"

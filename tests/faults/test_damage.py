@@ -24,7 +24,7 @@ def finished(workshop: Workshop, undisturbed: dict[int, str]) -> Path:
 
 
 def newest(output_dir: Path) -> Path:
-    return checkpoint_folders(output_dir, NAME)[0]
+    return checkpoint_folders(output_dir)[0]
 
 
 def checkpoint_files(output_dir: Path) -> list[str]:
@@ -113,7 +113,7 @@ def test_all_checkpoints_damaged(
         with trial:
             shutil.copytree(finished, trial.output_dir)
             steps = saved_steps(trial.output_dir)
-            for folder in checkpoint_folders(trial.output_dir, NAME):
+            for folder in checkpoint_folders(trial.output_dir):
                 cut(folder / "model.safetensors")
             run = workshop.run(trial.output_dir)
             assert run.wait() == [REFUSED, REFUSED], run.text

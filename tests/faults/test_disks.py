@@ -11,7 +11,7 @@ import pytest
 from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import durable_file, durable_folder, verify_folder
 from tests.faults.conftest import Case
-from tests.faults.runs import NAME, Workshop, final_hash, saved_steps, state_hash
+from tests.faults.runs import Workshop, final_hash, saved_steps, state_hash
 
 REFUSED = 3
 
@@ -30,9 +30,9 @@ def test_a_save_fails(case: Case, workshop: Workshop, undisturbed: dict[int, str
                 trial.output_dir, injections=[(fault, {"from_save": first, "saves": count})]
             )
             assert run.rank_text(0).count("the next one is tried when it is due") == count, run.text
-            assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir, NAME))
+            assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir))
             newest = [
-                checkpoint_folders(folder, NAME)[0]
+                checkpoint_folders(folder)[0]
                 for folder in (trial.output_dir, workshop.folder / "undisturbed-2")
             ]
             assert newest[0].name == newest[1].name
@@ -53,7 +53,7 @@ def test_the_disk_stays_full(case: Case, workshop: Workshop, undisturbed: dict[i
             assert run.wait() == [REFUSED, REFUSED], run.text
             assert "File too large" in run.rank_text(0) or "too large" in run.rank_text(0), run.text
             assert saved_steps(trial.output_dir)[0] == 2 * (first - 1)
-            assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir, NAME))
+            assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir))
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
 

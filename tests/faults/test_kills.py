@@ -19,7 +19,7 @@ from dpr.storage.durable import durable_folder, verify_folder
 from dpr.storage.leftovers import remove_leftovers
 from tests.faults import injections
 from tests.faults.conftest import Case
-from tests.faults.runs import LAST_STEP, NAME, SAVE_EVERY, Run, Workshop, final_hash, saved_steps
+from tests.faults.runs import LAST_STEP, SAVE_EVERY, Run, Workshop, final_hash, saved_steps
 from tests.helpers.jobs import train as evaluate
 
 POINTS = (
@@ -101,9 +101,7 @@ def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
                 injections=[("kill_while_pruning", {"removal": removal})],
             )
             assert -9 in killed.wait(), killed.text
-            whole = [
-                folder for folder in checkpoint_folders(trial.output_dir, NAME) if not verify_folder(folder)
-            ]
+            whole = [folder for folder in checkpoint_folders(trial.output_dir) if not verify_folder(folder)]
             assert whole, sorted(path.name for path in trial.output_dir.iterdir())
             workshop.finish(trial.output_dir, "train.keep_last=1")
             assert final_hash(trial.output_dir) == expected[2]
@@ -128,7 +126,7 @@ def test_a_sharded_run_is_killed(case: Case, workshop: Workshop) -> None:
             assert -9 in killed.wait(), killed.text
             again = workshop.finish(trial.output_dir, *sharded)
             check_little_is_lost(killed, again)
-            last = [checkpoint_folders(folder, NAME)[0] for folder in (whole, trial.output_dir)]
+            last = [checkpoint_folders(folder)[0] for folder in (whole, trial.output_dir)]
             assert last[0].name == last[1].name and not verify_folder(last[1])
             assert not list(trial.output_dir.glob(".tmp-*"))
             weights = [read_tensors(folder, MODEL_FILE) for folder in last]

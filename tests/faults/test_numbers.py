@@ -14,7 +14,7 @@ from dpr.formats.checkpoints import MODEL_FILE, read_tensors
 from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case
-from tests.faults.runs import NAME, Workshop, saved_steps
+from tests.faults.runs import Workshop, saved_steps
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer
 
@@ -22,7 +22,7 @@ DIVERGED = 4
 
 
 def check_all_saved_are_numbers(workshop: Workshop, trial_dir: object) -> None:
-    for folder in checkpoint_folders(trial_dir, NAME):  # type: ignore[arg-type]
+    for folder in checkpoint_folders(trial_dir):  # type: ignore[arg-type]
         assert not verify_folder(folder)
         assert all(torch.isfinite(tensor).all() for tensor in read_tensors(folder, MODEL_FILE).values()), (
             folder

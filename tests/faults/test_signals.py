@@ -13,7 +13,7 @@ import pytest
 from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case
-from tests.faults.runs import NAME, Workshop, final_hash, saved_steps
+from tests.faults.runs import Workshop, final_hash, saved_steps
 from tests.helpers.patience import patient
 
 SAVED = 75
@@ -48,7 +48,7 @@ def test_asked_to_stop(case: Case, workshop: Workshop, undisturbed: dict[int, st
             (name, step), *_ = reported
             assert name == SIGNALS[trial.number % 3].name
             assert saved_steps(trial.output_dir) == [int(step)]
-            assert not verify_folder(checkpoint_folders(trial.output_dir, NAME)[0])
+            assert not verify_folder(checkpoint_folders(trial.output_dir)[0])
             assert json.loads((trial.output_dir / "run.json").read_text())["stopped_at_step"] == int(step)
             again = workshop.finish(trial.output_dir, "train.save_every_steps=0", ranks=ranks)
             assert f"at step {step}" in again.rank_text(0)

@@ -129,7 +129,7 @@ def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> di
 
 def newest(run: Path) -> Path:
     """The last checkpoint of a run."""
-    return run_folders.checkpoint_folders(run, "dpr_biencoder")[0]
+    return run_folders.checkpoint_folders(run)[0]
 
 
 def stored(run: Path) -> dict[str, Tensor]:

@@ -65,7 +65,7 @@ def trained(
     loss = BiEncoderNllLoss(max_scores=max_scores)
     job = make_trainer(model, [ListSource(make_samples(32, seed=4))], [], run, curve, loss=loss, **given)
     if loss_scale:
-        job.step.scaler = torch.amp.GradScaler(device, init_scale=loss_scale)
+        job.training_step.scaler = torch.amp.GradScaler(device, init_scale=loss_scale)
     job.train()
     return curve, {name: weight.cpu() for name, weight in model.weights().items()}
 

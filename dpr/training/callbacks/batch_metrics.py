@@ -25,8 +25,8 @@ COLLAPSED = 3.0
 
 
 class GlobalBatchMetrics(Callback):
-    """Callback that adds metrics ``pool/...`` of the global batch to the log line, from the first global
-    batch of its step. It warns when the vectors have collapsed.
+    """Callback that adds ``pool/...``, metrics of the first global batch of a logged step, to those that are
+    logged; ``metrics.jsonl`` has them. It warns when the vectors have collapsed.
 
     They are measured on at most ``SAMPLE`` questions, each in its whole global batch, and on at most
     ``SAMPLE`` passages, evenly spaced over all ranks. So they do not depend on the number of ranks if the

@@ -18,6 +18,9 @@ from dpr.training.validations.protocol import Metrics, each_once
 
 logger = get_logger(__name__)
 
+_OWN = ("train/", "optim/", "perf/", "pool/")
+"""Heads of the toolkit's own metrics. A line shows the most important of them, and all that callbacks add."""
+
 
 class LogEvery(Callback):
     """Callback that collects the training metrics of all ranks every ``every_steps`` steps and passes them to
@@ -60,11 +63,14 @@ class ProgressLine(Callback):
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         accuracy = f"acc {metrics['train/in_batch_acc']:.3f}  " if "train/in_batch_acc" in metrics else ""
+        added = "".join(
+            f"  {name} {value:.4g}" for name, value in metrics.items() if not name.startswith(_OWN)
+        )
         text = (
             f"loss {metrics['train/loss']:.4f}  {accuracy}lr {metrics['optim/lr']:.2e}  "
             f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
             f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
-            f"MFU {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB"
+            f"MFU {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB{added}"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(text)

@@ -26,10 +26,13 @@ class ValidateAndSave(Callback):
             run.save()
 
     def on_step_end(self, run: Run) -> None:
-        if run.progress.step % run.steps_per_epoch:
-            self.on_epoch_end(run)
+        if run.progress.step % run.steps_per_epoch:  # otherwise on_epoch_end follows
+            self._validate_and_save(run)
 
     def on_epoch_end(self, run: Run) -> None:
+        self._validate_and_save(run)
+
+    def _validate_and_save(self, run: Run) -> None:
         validates, saves = self.due_at(run.progress.step, run.last_step, run.steps_per_epoch)
         if validates:
             run.validate()

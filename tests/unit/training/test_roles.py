@@ -21,7 +21,7 @@ from dpr.models.settings import TowerSettings
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
-from dpr.training.run import Progress
+from dpr.training.run import RunProgress
 from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.needs import put
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -112,7 +112,7 @@ def trainer(folder: Path, config: TrainCommand, dev: str = "train.json") -> BiEn
     return trainer_of(config, build_model(config), sets, dev_sets)
 
 
-def start(folder: Path, config: TrainCommand, dev: str = "train.json") -> Progress:
+def start(folder: Path, config: TrainCommand, dev: str = "train.json") -> RunProgress:
     """Resumes the run, and leaves it again before an update."""
     job = trainer(folder, config, dev)
     try:

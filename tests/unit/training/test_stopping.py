@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpr.core.errors import DivergedError
-from dpr.training.stopping import FiniteGuard
+from dpr.training.stopping import FiniteCheck
 
 NAN_AT = (3, 5, 6)
 
@@ -19,7 +19,7 @@ def test_a_skipped_update_is_reported_with_its_own_step(
     reads_later: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard, optimizer = (
-        FiniteGuard(torch.device("cpu"), most_in_row=2),
+        FiniteCheck(torch.device("cpu"), most_in_row=2),
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]),
     )
     if reads_later:  # as on CUDA, where the host reads the counts of the update before
@@ -44,7 +44,7 @@ def test_a_finite_gradient_whose_norm_is_infinite_changes_no_weight(has_loss_sca
     weights = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weights], lr=0.1, fused=True)
     guard, scaler = (
-        FiniteGuard(torch.device("cpu"), has_loss_scale=has_loss_scale),
+        FiniteCheck(torch.device("cpu"), has_loss_scale=has_loss_scale),
         torch.amp.GradScaler("cpu", enabled=has_loss_scale),
     )
     moved = []

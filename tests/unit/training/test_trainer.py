@@ -21,7 +21,7 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.saving import ValidateAndSave
-from dpr.training.run import Progress
+from dpr.training.run import RunProgress
 from dpr.training.settings import Periods
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
@@ -90,15 +90,14 @@ def test_average_rank_takes_over_and_the_best_starts_afresh(tmp_path: Path) -> N
     assert metrics["best_metric"] == "eval/avg_rank"
     assert metrics["best_value"] == metrics["eval/avg_rank"] > 0
     assert job.progress.is_improved_by("eval/avg_rank", 0.0)
-    assert not Progress(best_metric="a", best_value=0.0).is_improved_by("a", 0.0)
+    assert not RunProgress(best_metric="a", best_value=0.0).is_improved_by("a", 0.0)
 
 
 def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
     job = trainer(tmp_path, keep_last=2, eval_every_steps=1, dev=True)
     job.train()
     kept = [
-        int(folder.name.rpartition("step")[2])
-        for folder in run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+        int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(tmp_path / "run")
     ]
     best = int(str(job.progress.best_checkpoint).rpartition("step")[2])
     assert kept == sorted({10, 9, best}, reverse=True)
@@ -182,7 +181,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_saves_nothing(tmp_path: Path
         next(job.model.parameters()).fill_(float("nan"))
     with pytest.raises(DivergedError, match=r"lower train\.learning_rate"):
         job.train()
-    assert not run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+    assert not run_folders.checkpoint_folders(tmp_path / "run")
 
 
 def learnable() -> ListSource:
@@ -209,7 +208,7 @@ def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
         return original(*arguments)
 
     job.optimizer.step = step  # type: ignore[method-assign]
-    job.metrics.add(job.step(batch := next(batches), num_batches=1, is_last=True), batch)
+    job.metrics.add(job.training_step(batch := next(batches), num_batches=1, is_last=True), batch)
     job.update()
     assert norms[0] == pytest.approx(0.01, rel=1e-3)
     assert float(job.grad_norm) > 0.1

@@ -90,7 +90,7 @@ def test_the_best_is_the_best_that_was_saved(tmp_path: Path, monkeypatch: pytest
     assert trainer.train() == 2.0
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["best_checkpoint"] == trainer.progress.best_checkpoint == "dpr_biencoder.step2"
-    kept = {path.name for path in run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")}
+    kept = {path.name for path in run_folders.checkpoint_folders(tmp_path / "run")}
     assert kept == {"dpr_biencoder.step2", "dpr_biencoder.step4"}
     assert (
         BiEncoder.load(tmp_path / "run").fingerprint
@@ -136,8 +136,7 @@ def test_a_run_whose_last_step_is_not_saved_fails_and_is_done_again(
     with pytest.raises(CheckpointError, match=r"at its end, step 4, but that step could not be saved"):
         job(tmp_path, monkeypatch, full_at, VALUES).train()
     steps = [
-        int(path.name.rpartition("step")[2])
-        for path in run_folders.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+        int(path.name.rpartition("step")[2]) for path in run_folders.checkpoint_folders(tmp_path / "run")
     ]
     assert steps == left
     monkeypatch.undo()

@@ -48,7 +48,9 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
     class Overflow(Callback):
         def on_step_end(self, trainer: BiEncoderTrainer) -> None:
             if trainer.progress.step == 2:
-                trainer.step.scaler.load_state_dict({**trainer.step.scaler.state_dict(), "scale": 2.0**100})
+                trainer.training_step.scaler.load_state_dict(
+                    {**trainer.training_step.scaler.state_dict(), "scale": 2.0**100}
+                )
 
     weights: list[dict[str, torch.Tensor]] = []
     keep = Calling(
