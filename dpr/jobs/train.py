@@ -22,7 +22,6 @@ from dpr.models.settings import (
     EncoderSettings,
     RunningSettings,
     TemperatureSettings,
-    TowerSettings,
     VectorSettings,
 )
 from dpr.storage.durable import write_json
@@ -32,7 +31,7 @@ from dpr.training.callbacks import Callback
 from dpr.training.callbacks.defaults import default_callbacks
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import TrainCommand
-from dpr.training.data_sets import as_tokens, user_data
+from dpr.training.data_sets import user_data, with_token_stores
 from dpr.training.dry_run import dry_run
 from dpr.training.make_loss import make_loss
 from dpr.training.temperature import settle_temperature
@@ -75,7 +74,7 @@ def run(config: TrainCommand) -> float | None:
         model = build_model(config).to(device)
         if not train_sources:
             settle_temperature(model, config)
-            dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
+            dev_sets = with_token_stores(open_sets(dev_sources, config), config, model)
             return evaluate(config, model, dev_sets, validations)
         names = [source.name for source in train_sources]
         loss = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=names)
@@ -136,12 +135,35 @@ def build_model(config: TrainCommand) -> BiEncoder:
             settings=settings,
             text=encoder,
         )
-        is_training = bool(config.train_datasets)
-        _check_other_use(encoder, model, str(config.model_file), is_training=is_training)
+        # A model keeps its own pooling and the like; another one that is set is refused in training.
+        names = ["pooling", "normalize", "shared", "projection_dim"]
+        if model.settings.adapter != "none":
+            names.append("lora_rank")
+        for name in names:
+            stated = getattr(encoder, name)
+            stored = getattr(model.settings, name)
+            if stated in (stored, getattr(VectorSettings(), name)):
+                continue
+            if config.train_datasets:
+                raise ConfigError(
+                    f"encoder.{name}={stated}, but {config.model_file} has {stored}; leave it out, a model"
+                    " keeps its own"
+                )
+            if current_ranks().is_main:
+                logger.warning(
+                    "encoder.%s=%s has no effect: %s has %s", name, stated, config.model_file, stored
+                )
         if encoder.static_questions and not model.settings.static_questions:
             model.use_static_questions()
         return model
-    _check_kind(encoder)
+    if encoder.encoder_model_type == "static":  # its learning rates would ruin any other encoder
+        folder = Path(encoder.pretrained_model_cfg)
+        if not ((folder / "config.json").is_file() and read_config(folder).model_type == "static"):
+            raise ConfigError(
+                f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static"
+                " encoder; make one with dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=1024"
+                f" (tokenizer={folder} takes the tokenizer of a model)"
+            )
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
         settings,
@@ -151,40 +173,6 @@ def build_model(config: TrainCommand) -> BiEncoder:
         special_tokens=config.special_tokens or (),
         options=options,
     )
-
-
-def _check_other_use(encoder: TowerSettings, model: BiEncoder, source: str, *, is_training: bool) -> None:
-    """Raises ConfigError in training, and warns in evaluation, if a pooling or another setting differs from
-    the model's."""
-    own = model.settings
-    names = ["pooling", "normalize", "shared", "projection_dim"]
-    if own.adapter != "none":
-        names.append("lora_rank")
-    for name in names:
-        given = getattr(encoder, name)
-        stored = getattr(own, name)
-        if given in (stored, getattr(VectorSettings(), name)):
-            continue
-        if is_training:
-            raise ConfigError(
-                f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own"
-            )
-        if current_ranks().is_main:
-            logger.warning("encoder.%s=%s has no effect: %s has %s", name, given, source, stored)
-
-
-def _check_kind(encoder: TowerSettings) -> None:
-    """Raises ConfigError if static is asked for and the folder is no static encoder: its learning rates would
-    ruin any other."""
-    folder = Path(encoder.pretrained_model_cfg)
-    if encoder.encoder_model_type == "static" and not (
-        (folder / "config.json").is_file() and read_config(folder).model_type == "static"
-    ):
-        raise ConfigError(
-            f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static"
-            " encoder; make one with dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=1024"
-            f" (tokenizer={folder} takes the tokenizer of a model)"
-        )
 
 
 def open_sets(

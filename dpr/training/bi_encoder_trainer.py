@@ -17,7 +17,7 @@ from dpr.core.user_classes import create_object
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.defaults import default_callbacks
-from dpr.training.data_sets import DataSets, as_tokens, opened_for_run
+from dpr.training.data_sets import DataSets, opened_for_run, with_token_stores
 from dpr.training.make_loss import make_loss
 from dpr.training.run import Callback
 from dpr.training.settings import TrainingSettings
@@ -142,7 +142,7 @@ class BiEncoderTrainer(Trainer):
         if loss is None:
             names = [source.name for source, _ in opened]
             loss = make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=names)
-        opened, opened_dev = (as_tokens(sets, settings, model) for sets in (opened, opened_dev))
+        opened, opened_dev = (with_token_stores(sets, settings, model) for sets in (opened, opened_dev))
         # Questions of user-defined sets, and of pairs cut from a corpus, are not known before they are read.
         asked, known = (
             [

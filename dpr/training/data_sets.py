@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,11 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.user_classes import create_object
 from dpr.data.collator import as_encoded
-from dpr.data.opened_sets import opened_sets
 from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.swapped_columns import look_swapped
 from dpr.data.tokens import StoredPairs, StoredTokens, open_tokens
-from dpr.data.training_data import OpenedSets, TrainingData, spread_rows
+from dpr.data.training_data import OpenedSets, SampleSource, TrainingData, spread_rows
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.models.towers import Towers
 from dpr.training.settings import TrainingSettings
@@ -27,8 +28,7 @@ logger = get_logger(__name__)
 
 _LOOKED_AT = 64
 DataSets = Any
-"""A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in
-dpr/data/opened_sets.py)."""
+"""A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets``)."""
 
 
 def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
@@ -39,6 +39,66 @@ def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
     if not len(data):
         raise ConfigError(f"{setting}={path}: the data set has no rows")
     return data
+
+
+def opened_sets(sets: Any, name: str) -> list[Any]:
+    """Returns one data set, or each of a list of them, as a ``SampleSource``, or as a pair of that and the
+    options given with it.
+
+    Anything that ``open_training_set`` takes is opened and named after its file, else ``name``. A list of
+    dictionaries, or of questions with their passages, is one data set. A dictionary names several.
+
+    Raises:
+        InputError: as ``open_training_set``.
+        ConfigError: something else was given.
+    """
+    if type(sets) is dict:
+        return [each for key, part in sets.items() for each in opened_sets([part], key)]
+    is_one = not isinstance(sets, list | tuple) or any(map(_is_row, sets))
+    opened: list[Any] = []
+    taken: set[str] = set()
+    for item in [sets] if is_one or _is_pair(sets) else sets:
+        source, *options = item if _is_pair(item) else (item,)
+        if not hasattr(source, "fingerprint") or hasattr(source, "column_names"):
+            stem = Path(source).name.split(".")[0] if isinstance(source, str | Path) else ""
+            plain = stem if stem.isidentifier() else name
+            names = (plain, *(f"{plain}_{number}" for number in range(2, len(taken) + 2)))
+            free = next(each for each in names if each not in taken)
+            taken.add(free)
+            # every format of files; a data set of the user's needs none
+            from dpr.formats.training_sets import open_training_set
+
+            source = open_training_set(source, name=free)
+        elif missing := [
+            part
+            for part in ("name", "__len__", "__getitem__", "known_positives")
+            if not hasattr(source, part)
+        ]:
+            raise ConfigError(
+                f"a data set of type {type(source).__name__} has no {missing[0]}; dpr.data.training_data says"
+                " what it needs"
+            )
+        opened.append((source, *options) if options else source)
+    return opened
+
+
+def _is_row(item: Any) -> bool:
+    """True for a dictionary, an InputExample of sentence-transformers, or a question and its passages. Texts
+    that look like files are taken for files."""
+    if isinstance(item, list | tuple) and len(item) > 1 and all(isinstance(text, str) for text in item):
+        return not any(re.fullmatch(r"\S*[./*]\S*", text) or os.path.exists(text) for text in item)
+    if isinstance(item, Mapping):
+        return not hasattr(item, "column_names")
+    return hasattr(item, "texts") and not hasattr(item, "fingerprint")
+
+
+def _is_pair(item: Any) -> bool:
+    return (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and not isinstance(item[1], str | Path | Mapping | list)
+        and not hasattr(item[1], "__getitem__")
+    )
 
 
 def opened_for_run(sets: DataSets, name: str) -> OpenedSets:
@@ -62,26 +122,36 @@ def opened_for_run(sets: DataSets, name: str) -> OpenedSets:
     return pairs
 
 
-def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: Towers) -> OpenedSets:
-    """Returns the sets of a run, with their tokens read from token stores as ``train.token_store`` says.
-    User-defined sets stay as they are, as do sets already read from stores.
+def check_texts(source: SampleSource, options: DataSetSettings, model: Towers) -> None:
+    """Warns if questions and passages of a set seem to be swapped.
+
+    Raises:
+        InputError: most words of the set are unknown to the tokenizer.
+    """
+    samples: list[Any] = [source[row] for row in spread_rows(len(source), _LOOKED_AT)]
+    texts = [sample.question for sample in samples]
+    passages = [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
+    positives = [sample.positives[0].text for sample in samples if isinstance(source, TrainingSet)]
+    if positives and (said := look_swapped(texts, positives)):
+        logger.warning("%s: %s", source.name, said)
+    tokens = model.tensorizer.question_tokens(texts, **options.of_questions)
+    tokens += model.tensorizer.passage_tokens(passages)
+    flat = np.array([token for sequence in tokens for token in sequence], dtype=np.int64)
+    model.tensorizer.check_known(flat, source.name)
+
+
+def with_token_stores(sets: OpenedSets, settings: TrainingSettings, model: Towers) -> OpenedSets:
+    """Returns the sets of a run with the model's prompts, their texts checked, and their tokens read from token
+    stores as ``train.token_store`` says. User-defined sets stay as they are, as do sets already read from
+    stores.
 
     Raises:
         ConfigError: a set has another prompt than the model, or the folder of the stores cannot be written.
-        InputError: most words of a set are unknown to the tokenizer.
+        InputError: as ``check_texts``.
     """
     sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
     for source, options in sets:
-        samples: list[Any] = [source[row] for row in spread_rows(len(source), _LOOKED_AT)]
-        texts = [sample.question for sample in samples]
-        passages = [as_encoded(sample.positives[0], options) for sample in samples if sample.positives]
-        positives = [sample.positives[0].text for sample in samples if isinstance(source, TrainingSet)]
-        if positives and (said := look_swapped(texts, positives)):
-            logger.warning("%s: %s", source.name, said)
-        tokens = model.tensorizer.question_tokens(texts, **options.of_questions)
-        tokens += model.tensorizer.passage_tokens(passages)
-        flat = np.array([token for sequence in tokens for token in sequence], dtype=np.int64)
-        model.tensorizer.check_known(flat, source.name)
+        check_texts(source, options, model)
     train = settings.train
     folder = None if train.token_store == "auto" else train.token_store
     if train.token_store == "off":

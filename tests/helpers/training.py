@@ -23,7 +23,7 @@ from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
 from dpr.training.step import Step
 from dpr.training.validations.protocol import Metrics
-from tests.helpers.tiny import ListSource, make_samples
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
 
 DEFAULTS: dict[str, Any] = {
     "batch_size": 8,
@@ -51,6 +51,15 @@ def make_trainer(
     if not report:
         trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
     return trainer
+
+
+def tiny_trainer(
+    folder: Path, *callbacks: Callback, name: str = "run", dev_sets: Sequence[Any] = (), **options: Any
+) -> BiEncoderTrainer:
+    """A trainer of ``folder``/encoder in ``folder``/``name``, with 24 training rows and 5 for validation."""
+    model = tiny_model(folder / "encoder", dtype=torch.float32)
+    sets = [ListSource(make_samples(24))], dev_sets or [ListSource(make_samples(5, seed=1), "dev")]
+    return make_trainer(model, *sets, folder / name, *callbacks, **options)
 
 
 def trainer_of(config: TrainCommand, model: BiEncoder, train_sets: Any, dev_sets: Any) -> BiEncoderTrainer:

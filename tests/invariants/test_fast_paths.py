@@ -108,12 +108,12 @@ def test_a_resumed_run_has_the_loss_scale_it_had(tmp_path: Path) -> None:
         return make_trainer(model, sets, [], tmp_path / "run", *callbacks, precision="fp16")
 
     first = job(StopAfter(1))
-    first.step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    first.training_step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     first.train()
     again = job()
     again.resume()
     again.checkpoints.lock.release()
-    assert again.step.scaler.state_dict() == first.step.scaler.state_dict()
+    assert again.training_step.scaler.state_dict() == first.training_step.scaler.state_dict()
 
 
 def seeds_of(folder: Path, output_dir: Path) -> list[int]:

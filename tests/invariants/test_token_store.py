@@ -22,7 +22,7 @@ from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
-from dpr.training.data_sets import as_tokens
+from dpr.training.data_sets import with_token_stores
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
 from tests.helpers.training import assert_same_bits, trainer_of
@@ -71,7 +71,9 @@ def config_of(folder: Path, run: str, **train: Any) -> TrainCommand:
 
 
 def opened(folder: Path, name: str, config: TrainCommand, model: Any) -> list[Any]:
-    return as_tokens(open_sets(resolve_training_files([str(folder / name)], {}), config), config, model)
+    return with_token_stores(
+        open_sets(resolve_training_files([str(folder / name)], {}), config), config, model
+    )
 
 
 def trained(folder: Path, config: TrainCommand) -> tuple[list[Metrics], dict[str, torch.Tensor], set[type]]:
@@ -96,7 +98,7 @@ def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path)
         named = [
             open_sets(resolve_training_files([name], config.datasets), config) for name in ("train", "dev")
         ]
-        trainer = trainer_of(config, model, *(as_tokens(sets, config, model) for sets in named))
+        trainer = trainer_of(config, model, *(with_token_stores(sets, config, model) for sets in named))
         curve = Curve()
         trainer.callbacks.insert(0, curve)
         trainer.train()

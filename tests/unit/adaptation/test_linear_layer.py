@@ -110,16 +110,8 @@ def test_the_same_seed_gives_the_same_layer(tmp_path: Path) -> None:
 
 def test_large_corpora_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled_texts, "MOST_PASSAGES", 20)
-    model = tiny_model(tmp_path / "base", pooling="mean", normalize=True, shared=True)
-    encoded: list[str] = []
-    encode = model.encode_passages
-    monkeypatch.setattr(
-        model,
-        "encode_passages",
-        lambda passages, **options: encoded.extend(passages) or encode(passages, **options),
-    )
-    add_fitted_layer(model, corpus(tmp_path), most_questions=50)
-    assert len(encoded) == 20
+    passages, questions, sources = sampled_texts.sample_texts(corpus(tmp_path), most_questions=50, seed=0)
+    assert len(passages) == 20 and len(questions) == len(sources) == 50 and max(sources) < 20
 
 
 def test_what_cannot_take_a_layer_is_refused(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.data.opened_sets import opened_sets
 from dpr.data.training_data import TrainingData
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_sets import open_training_set
+from dpr.training.data_sets import opened_sets
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "dpr": [

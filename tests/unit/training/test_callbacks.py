@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.tiny import encoder_folder
+from tests.helpers.training import tiny_trainer
 
 MOMENTS = [name for name in vars(Callback) if name.startswith("on_")]
 
@@ -50,21 +49,9 @@ class StopAt(Callback):
             trainer.request_stop("for a test")
 
 
-def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
-    model = tiny_model(folder / "encoder", dtype=torch.float32)
-    return make_trainer(
-        model,
-        [ListSource(make_samples(24))],
-        [ListSource(make_samples(5, seed=1), "dev")],
-        folder / name,
-        *callbacks,
-        **options,
-    )
-
-
 def test_every_moment_comes_in_its_place(tmp_path: Path) -> None:
     diary = Diary()
-    trainer(tmp_path, diary, max_steps=4).train()  # an epoch has 3 steps
+    tiny_trainer(tmp_path, diary, max_steps=4).train()  # an epoch has 3 steps
     step = [
         "global_batch {0}",
         "before_optimizer_step {0}",
@@ -81,14 +68,14 @@ def test_every_moment_comes_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_hands_callbacks_their_state_of_the_checkpoints_step(tmp_path: Path) -> None:
-    trainer(tmp_path, Diary(), max_steps=4, save_every_steps=2, eval_per_epoch=0).train()
+    tiny_trainer(tmp_path, Diary(), max_steps=4, save_every_steps=2, eval_per_epoch=0).train()
     first, second = Diary(), Diary()
-    job = trainer(tmp_path, first, second)
+    job = tiny_trainer(tmp_path, first, second)
     job.resume()
     assert (job.progress.step, first.steps_seen, second.steps_seen) == (4, 4, 0)
     job.train()
     again = [Diary(), Diary()]
-    assert trainer(tmp_path, *again).resume().step == 6
+    assert tiny_trainer(tmp_path, *again).resume().step == 6
     assert [diary.steps_seen for diary in again] == [6, 2]
 
 
@@ -102,14 +89,14 @@ def test_an_error_is_passed_to_callbacks_and_raised(tmp_path: Path, caplog: pyte
 
     diary = Diary()
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        trainer(tmp_path, Failing(), diary).train()
+        tiny_trainer(tmp_path, Failing(), diary).train()
     assert diary.entries[-1] == "exception 1"
     assert "train_end 1" not in diary.entries
     assert "and again" in caplog.text
 
 
 def stopped_by_the_second(folder: Path) -> int:
-    job = trainer(folder, StopAt(3, on_rank=1), global_batch_size=8)
+    job = tiny_trainer(folder, StopAt(3, on_rank=1), global_batch_size=8)
     job.train()
     return job.progress.step
 
@@ -122,9 +109,11 @@ def test_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["MetricsFile", "ValidateAndSave"])
 def test_each_default_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
     kept = [
-        callback for callback in trainer(tmp_path, max_steps=3).callbacks if type(callback).__name__ != name
+        callback
+        for callback in tiny_trainer(tmp_path, max_steps=3).callbacks
+        if type(callback).__name__ != name
     ]
-    job = trainer(tmp_path, *kept, max_steps=3, defaults=False)
+    job = tiny_trainer(tmp_path, *kept, max_steps=3, defaults=False)
     job.train()
     assert job.progress.step == 3
     assert name not in [type(callback).__name__ for callback in job.callbacks]
@@ -136,14 +125,14 @@ def test_each_default_callback_can_be_left_out(tmp_path: Path, name: str) -> Non
 
 def test_callbacks_that_are_given_are_added_to_the_usual_ones_or_are_all(tmp_path: Path) -> None:
     mine = Diary()
-    names = [type(callback).__name__ for callback in trainer(tmp_path, mine).callbacks]
+    names = [type(callback).__name__ for callback in tiny_trainer(tmp_path, mine).callbacks]
     assert names[names.index("Diary") + 1] == "LogEvery" and names[-1] == "ValidateAndSave"
-    assert trainer(tmp_path, mine, defaults=False).callbacks == [mine]
+    assert tiny_trainer(tmp_path, mine, defaults=False).callbacks == [mine]
 
 
 def test_making_a_trainer_touches_no_file(tmp_path: Path) -> None:
-    trainer(tmp_path, max_steps=3).train()
+    tiny_trainer(tmp_path, max_steps=3).train()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    trainer(tmp_path)
-    trainer(tmp_path, name="another")
+    tiny_trainer(tmp_path)
+    tiny_trainer(tmp_path, name="another")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -21,10 +21,6 @@ def with_value(key: str, value: Any) -> TrainCommand:
     return config
 
 
-def test_defaults_pass() -> None:
-    TrainCommand().check()
-
-
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -17,8 +17,8 @@ from dpr.training.callbacks.early_stopping import EarlyStopping
 from dpr.training.callbacks.saving import LoadBest
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import Calling, make_trainer
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples
+from tests.helpers.training import Calling, tiny_trainer
 
 
 class Seen:
@@ -83,14 +83,9 @@ def test_its_memory_is_that_of_the_checkpoint() -> None:
 
 
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
-    sets = (
-        [ListSource(make_samples(24))],
-        [ListSource(make_samples(5, seed=1), "dev"), ListSource(make_samples(4, seed=2), "other")],
-    )
+    dev_sets = [ListSource(make_samples(5, seed=1), "dev"), ListSource(make_samples(4, seed=2), "other")]
     options.setdefault("learning_rate", 1e-2)
-    return make_trainer(
-        tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options
-    )
+    return tiny_trainer(folder, *callbacks, name=name, dev_sets=dev_sets, **options)
 
 
 def stopped_run(folder: Path, **options: Any) -> int:

@@ -5,32 +5,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from dpr.core.errors import ConfigError
-from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, Tracker, WeightsAndBiases
 from dpr.training.run import Run
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.serving import wait_until
-from tests.helpers.tiny import ListSource, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import tiny_trainer
 
-
-def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
-    sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")]
-    return make_trainer(
-        tiny_model(folder / "encoder", dtype=torch.float32),
-        *sets,
-        folder / name,
-        *callbacks,
-        **{"eval_at_start": False, **options},
-    )
+trainer = partial(tiny_trainer, eval_at_start=False)
 
 
 class Broken(Tracker):

@@ -26,17 +26,7 @@ from dpr.training.settings import Periods
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer
-
-
-class Recorder(Callback):
-    """Remembers logged metrics."""
-
-    def __init__(self) -> None:
-        self.logs: list[Metrics] = []
-
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self.logs.append({**metrics, "step": trainer.progress.step})
+from tests.helpers.training import Calling, make_trainer
 
 
 def trainer(
@@ -137,21 +127,19 @@ def test_the_global_batch_of_the_first_start_is_kept(
     assert trainer(tmp_path, batch_size=4).plan.global_batch_size == 8
 
 
+def noting(logs: list[Metrics]) -> Callback:
+    """Adds what is logged, with the step, to ``logs``."""
+    return Calling("on_log", lambda run, metrics: logs.append({**metrics, "step": run.progress.step}))
+
+
 def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
-    recorder = Recorder()
-    job = trainer(
-        folder,
-        recorder,
-        name=name,
-        dev=False,
-        global_batch_size=8,
-        max_steps=max_steps,
-        lr_schedule="constant",
-    )
+    logs: list[Metrics] = []
+    how = {"global_batch_size": 8, "max_steps": max_steps, "lr_schedule": "constant"}
+    job = trainer(folder, noting(logs), name=name, dev=False, **how)
     job.resume()
     rows = [batch.rows for batch in job.micro_batches()]
     job.train()
-    return recorder.logs, rows
+    return logs, rows
 
 
 def test_a_run_continues_with_the_same_batches_on_another_number_of_processes(tmp_path: Path) -> None:
@@ -166,13 +154,15 @@ def test_a_run_continues_with_the_same_batches_on_another_number_of_processes(tm
 
 
 def test_half_precision_trains(tmp_path: Path) -> None:
-    recorder, plain = Recorder(), Recorder()
-    settings = {"learning_rate": 1e-2, "dev": False, "num_train_epochs": 4, "train_sets": [learnable()]}
-    trainer(tmp_path, recorder, precision="bf16", **settings).train()
-    trainer(tmp_path, plain, name="plain", **settings).train()
-    assert recorder.logs[-1]["train/loss"] < recorder.logs[0]["train/loss"] - 0.1
-    assert recorder.logs[0]["train/loss"] == pytest.approx(plain.logs[0]["train/loss"], rel=0.05)
-    assert [log["train/loss"] for log in recorder.logs] != [log["train/loss"] for log in plain.logs]
+    losses: dict[str, list[float]] = {}
+    for precision in ("bf16", "fp32"):
+        logs: list[Metrics] = []
+        settings = {"learning_rate": 1e-2, "dev": False, "num_train_epochs": 4, "train_sets": [learnable()]}
+        trainer(tmp_path, noting(logs), name=precision, precision=precision, **settings).train()
+        losses[precision] = [log["train/loss"] for log in logs]
+    assert losses["bf16"][-1] < losses["bf16"][0] - 0.1
+    assert losses["bf16"][0] == pytest.approx(losses["fp32"][0], rel=0.05)
+    assert losses["bf16"] != losses["fp32"]
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_saves_nothing(tmp_path: Path) -> None:

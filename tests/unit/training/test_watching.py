@@ -13,21 +13,14 @@ from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.dry_run import dry_run
 from dpr.training.validations.protocol import Metrics
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import Calling, make_trainer
-
-
-def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
-    sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")]
-    return make_trainer(
-        tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options
-    )
+from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.training import Calling, tiny_trainer
 
 
 def logged(folder: Path, *callbacks: Callback, **options: Any) -> list[Metrics]:
     logs: list[Metrics] = []
     note = Calling("on_log", lambda trainer, metrics: logs.append(dict(metrics)))
-    trainer(folder, *callbacks, note, **options).train()
+    tiny_trainer(folder, *callbacks, note, **options).train()
     return logs
 
 
@@ -78,7 +71,7 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
 def test_a_dry_run_counts_what_the_run_will_do(
     tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
 ) -> None:
-    job = trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options)
+    job = tiny_trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options)
     text = "\n".join(dry_run(job))
     assert "12 steps" in text and f"{validations} times" in text and "NOT ENOUGH" not in text
     assert f"{checkpoints} checkpoints of" in text
@@ -86,8 +79,8 @@ def test_a_dry_run_counts_what_the_run_will_do(
 
 
 def test_a_dry_run_knows_the_size_of_a_checkpoint(tmp_path: Path) -> None:
-    (told,) = re.findall(r"checkpoints of (\S+) GB", "\n".join(dry_run(trainer(tmp_path, name="aside"))))
-    job = trainer(tmp_path, name="real", num_train_epochs=1)
+    (told,) = re.findall(r"checkpoints of (\S+) GB", "\n".join(dry_run(tiny_trainer(tmp_path, name="aside"))))
+    job = tiny_trainer(tmp_path, name="real", num_train_epochs=1)
     job.train()
     size = sum(path.stat().st_size for path in job.checkpoints.stored_run().folder.rglob("*.safetensors"))  # type: ignore[union-attr]
     assert float(told) * 1e9 == pytest.approx(size, rel=0.2)
