@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from dpr.adaptation import linear_layer, static_student
 from dpr.adaptation.choices import (
     METRIC,
     WEIGHT_OF_GIVEN,
@@ -14,17 +15,21 @@ from dpr.adaptation.choices import (
     training_settings,
     will_fit,
 )
-from dpr.adaptation.fitting import write_fitted
-from dpr.adaptation.folder import INDEX, METRICS, UNTRAINED, VECTORS, AdaptFolder
+from dpr.adaptation.folder import AdaptFolder
 from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import Stages
+from dpr.core.distributed import resolve_device
+from dpr.data.pairs import PseudoPairs
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.run_folders import RUN_FILE
+from dpr.formats.run_folders import RUN_FILE, write_run
+from dpr.models.biencoder import BiEncoder
 from dpr.preparation.settings import NewEncoderSettings
 from dpr.storage.durable import read_json, write_json
 
 RESULT = "adapted.json"
+FITTED = "fitted"
+"""Checkpoint of the fitted model in the run of its stage."""
 
 
 def make_searchable(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> float:
@@ -60,6 +65,27 @@ def fit_given_model(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     return WEIGHT_OF_GIVEN
 
 
+def write_fitted(config: AdaptSettings) -> None:
+    """Writes a run with the given model and the layer or static towers that were fitted to the corpus."""
+    folder = AdaptFolder(Path(str(config.out))).model
+    model = BiEncoder.load(str(config.model_file), resolve_device(config.device))
+    if config.static is not None:
+        pairs = PseudoPairs(str(config.corpus), kinds=config.pairs)
+        most = config.max_pairs or static_student.MOST_QUESTIONS
+        model = static_student.learn_static(
+            model, pairs, sides=config.static, most_questions=most, seed=config.seed
+        )
+    else:
+        # Whole sentences and titles teach more than shortened crops, which are for an untrained model.
+        kinds = ["sentence", "title"] if config.pairs == "mixed" else config.pairs
+        pairs = PseudoPairs(str(config.corpus), kinds=kinds, drop_words=0.0)
+        linear_layer.add_fitted_layer(
+            model, pairs, most_questions=config.max_pairs or linear_layer.MOST_QUESTIONS, seed=config.seed
+        )
+    model.save(folder / FITTED, overwrite=True)
+    write_run(folder, {"best_checkpoint": FITTED, "last_checkpoint": FITTED})
+
+
 def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> float:
     """Trains a new encoder or a given backbone on pairs, and chooses its share on the dev questions."""
     out = stages.out
@@ -72,7 +98,9 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
             layers=0,
             hidden=1024,
         )
-        stages.run("encoder", "a static encoder without weights", "new-encoder", empty, [UNTRAINED])
+        stages.run(
+            "encoder", "a static encoder without weights", "new-encoder", empty, [folder.untrained.name]
+        )
 
     final = training_settings(config, texts)
     stages.run("model", "training", "train", final, [RUN_FILE], processes=config.processes)
@@ -84,8 +112,9 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
     hybrid.tune_hybrid_weight = True
     hybrid.tune_metric = METRIC
     what = "the hybrid's weight, on the dev questions"
-    stages.run("weight", what, "retrieve", hybrid, [METRICS, INDEX])
-    values = read_json(folder.metrics("weight"))["tried_weights"]
+    metrics = folder.metrics("weight")
+    stages.run("weight", what, "retrieve", hybrid, [metrics.name, folder.evaluation_index.name])
+    values = read_json(metrics)["tried_weights"]
     by_weight = {float(weight): value for weight, value in values.items()}
     weight = chosen_weight(by_weight)
 
@@ -102,11 +131,12 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
 
 def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: Path) -> None:
     """Runs the stage ``name``, which makes the vectors of a corpus."""
+    folder = AdaptFolder(stages.out)
     vectors = EmbedConfig(
-        model_file=str(AdaptFolder(stages.out).model),
+        model_file=str(folder.model),
         ctx_src=str(corpus),
         out_file=str(stages.out / name / "corpus"),
         device=config.device,
     )
     what = f"the vectors of {corpus}"
-    stages.run(name, what, "embed", vectors, [VECTORS], processes=config.processes)
+    stages.run(name, what, "embed", vectors, [folder.vectors.name], processes=config.processes)

@@ -5,12 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-VECTORS = "corpus_0"
-"""Shard of vectors in the folder of the stage that makes them."""
-UNTRAINED = "untrained"
-INDEX = "index"
-METRICS = "metrics.json"
-
 
 @dataclass(frozen=True)
 class AdaptFolder:
@@ -26,23 +20,23 @@ class AdaptFolder:
     @property
     def untrained(self) -> Path:
         """Returns the folder of the encoder that training begins with, if no model is given."""
-        return self.out / "encoder" / UNTRAINED
+        return self.out / "encoder" / "untrained"
 
     @property
     def vectors(self) -> Path:
         """Returns the vectors of the passages to search."""
-        return self.out / "vectors" / VECTORS
+        return self.out / "vectors" / "corpus_0"
 
     @property
     def evaluation_vectors(self) -> Path:
         """Returns the vectors of the passages without the text that became a question."""
-        return self.out / "evaluation" / VECTORS
+        return self.out / "evaluation" / "corpus_0"
 
     @property
     def evaluation_index(self) -> Path:
         """Returns the BM25 index of the same passages, which the stage ``weight`` makes."""
-        return self.out / "weight" / INDEX
+        return self.out / "weight" / "index"
 
     def metrics(self, stage: str) -> Path:
         """Returns the metrics of a stage that searches with questions."""
-        return self.out / stage / METRICS
+        return self.out / stage / "metrics.json"

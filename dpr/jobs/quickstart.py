@@ -15,7 +15,7 @@ from typing import Any
 
 from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings
 from dpr.adaptation.encoder_stages import make_searchable
-from dpr.adaptation.folder import METRICS, AdaptFolder
+from dpr.adaptation.folder import AdaptFolder
 from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
 from dpr.adaptation.stages import DETAILS, stages_in
@@ -84,6 +84,7 @@ def run(config: QuickstartSettings) -> None:
         trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
         with redirect_stdout(stages.details):
             weight = make_searchable(stages, trained, texts)
+        metrics = {system: AdaptFolder(out).metrics(system) for system in SYSTEMS}
         for system, label in SYSTEMS.items():
             search = search_settings(trained, texts, system, "test")
             search.hybrid_weight = weight
@@ -91,9 +92,8 @@ def run(config: QuickstartSettings) -> None:
                 search.indexer.kind = "bm25"
             if system != "hybrid":
                 search.hybrid = "none"
-            stages.run(system, f"{label} on the test questions", "retrieve", search, [METRICS])
+            stages.run(system, f"{label} on the test questions", "retrieve", search, [metrics[system].name])
 
-    metrics = {system: AdaptFolder(out).metrics(system) for system in SYSTEMS}
     runs = [f"{SYSTEMS[system]}={file}" for system, file in metrics.items()]
     counts = texts.counts()
     by_kind = counts["test questions by kind"]
