@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dpr.core.errors import InputError
-from dpr.formats.checked_values import is_finite_number
+from dpr.formats.record_fields import is_finite_number
 from dpr.storage.durable import durable_file, json_text, read_json
 from dpr.storage.untrusted import describe, inside
 

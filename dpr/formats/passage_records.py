@@ -8,17 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from dpr.core.records import Origin, Passage
-from dpr.formats.checked_values import (
+from dpr.formats.record_fields import (
+    PASSAGE_IDS,
+    PASSAGE_TEXTS,
+    TITLES,
     checked_id,
     checked_score,
     has_lone_surrogate,
     id_of,
+    name_in,
     number_of,
+    require_name,
     string_of,
     text_of,
     title_of,
 )
-from dpr.formats.field_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
 from dpr.storage.untrusted import describe
 
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")

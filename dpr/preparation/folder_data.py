@@ -29,8 +29,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.documents.bounded_reading import read_documents
 from dpr.formats.documents.document import Document
 from dpr.formats.documents.files import READERS
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.preparation.document_questions import KINDS, made_questions, without_questions
 from dpr.preparation.given_questions import find_answers, read_given

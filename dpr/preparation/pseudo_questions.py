@@ -23,8 +23,7 @@ from dpr.data.order import PAIRS
 from dpr.data.pairs import PseudoPairs
 from dpr.data.words import joined, written_spans
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.preparation.settings import PairFileSettings
 from dpr.storage.durable import durable_folder, read_manifest

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import TrainingSample
-from dpr.formats.answers import is_printed_list
 from dpr.formats.arrow_files import column_names, is_arrow
-from dpr.formats.checked_values import number_of
 from dpr.formats.delimited import named_columns, table_form
-from dpr.formats.json_records import iter_json_records
-from dpr.formats.qrels import JUDGED, grade_of
+from dpr.formats.question_sets import JUDGED, grade_of
+from dpr.formats.record_fields import is_printed_list, number_of
+from dpr.formats.record_files import iter_json_records
 from dpr.formats.text_output import Note
 from dpr.formats.training_files import columns
 from dpr.formats.training_files.beir import read_beir, write_beir
+from dpr.formats.training_files.columns import write_flag_embedding, write_tevatron
 from dpr.formats.training_files.dpr import read_dpr, write_training_set
-from dpr.formats.training_files.other_toolkits import write_flag_embedding, write_tevatron
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, preparing
 from dpr.formats.training_files.squad import read_squad
 

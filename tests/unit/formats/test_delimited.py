@@ -14,8 +14,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.formats.corpora import read_passages
-from dpr.formats.qrels import read_qrels, require_judged
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions

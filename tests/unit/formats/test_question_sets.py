@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.core.records import Question
-from dpr.formats.qrels import read_qrels, write_qrels
-from dpr.formats.question_sets import read_questions, write_questions
+from dpr.formats.question_sets import read_qrels, read_questions, write_qrels, write_questions
 from tests.helpers.examples import examples
 from tests.helpers.question_files import write_csv_questions
 

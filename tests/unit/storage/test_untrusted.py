@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.formats import json_records
-from dpr.formats.json_records import iter_json_records
+from dpr.formats.record_files import iter_json_records
 from dpr.storage import untrusted
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import MAX_DEPTH, TooDeepError, parsed, require_shallow

@@ -1,23 +1,95 @@
-"""Word, PowerPoint and EPUB, which markitdown writes as Markdown; Excel row by row.
-
-An archive may unpack to ``MOST_UNPACKED`` bytes; dpr/formats/documents/bounded_reading.py bounds the other
-resources of a document.
-"""
+"""Documents that libraries of the extra ``documents`` read: HTML, Word, PowerPoint and EPUB, which markitdown
+writes as Markdown; Excel row by row; PDF page by page. Nothing is fetched: the converters get bytes and no
+address, and a link to another file is text."""
 
 from __future__ import annotations
 
+import html
 import io
+import logging
 import re
 import warnings
 import zipfile
 from dataclasses import replace
 from pathlib import PurePath
+from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.formats.documents.converters import converted, package, without_lines
-from dpr.formats.documents.document import Document, Section, one_line
+from dpr.core.machine import require
+from dpr.formats.documents.document import Block, Document, Section, one_line, paragraphs
 from dpr.formats.documents.markdown import read_markdown
+from dpr.formats.documents.plain_text import decoded
 from dpr.formats.documents.tables import rows_as_sections
+
+
+def converted(data: io.BytesIO, suffix: str) -> tuple[str, str]:
+    """Returns the Markdown of a document and the title that it states."""
+    markitdown = package("markitdown", suffix[1:])
+    # Its own choice of a converter would look at the content and might take another, such as one of pictures.
+    converter = getattr(markitdown.converters, f"{suffix[1:].capitalize()}Converter")()
+    about = markitdown.StreamInfo(extension=suffix, charset="utf-8")
+    with warnings.catch_warnings(action="ignore"):
+        found = converter.convert(
+            data, about, autolinks=False, escape_misc=True, style_map="p[style-name='Title'] => h1:fresh"
+        )
+    return found.markdown, found.title or ""
+
+
+def package(name: str, kind: str) -> Any:
+    return require(name, extra="documents", purpose=f"reading {kind}")
+
+
+def without_lines(document: Document) -> Document:
+    """Removes line numbers, since lines of the Markdown are not those of the file."""
+    return replace(document, sections=tuple(replace(section, line=0) for section in document.sections))
+
+
+_NOT_CONTENT = (
+    "script style input noscript template svg nav footer aside:not([class*=note],[role^=doc-])"
+    " form:not(:has(h1,h2,h3,[name=__VIEWSTATE],p:not(:has(label,input,select,textarea,button))))"
+    " form.comment-form select button head a.headerlink"
+)
+"""A form with headings or paragraphs, or that ASP.NET puts around a page, is content."""
+# Browsers take some names for a larger encoding; what could be searched for its charset is not UTF-16.
+_AS_IN_BROWSERS = {
+    "us-ascii": "cp1252",
+    "iso-8859-1": "cp1252",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc-kr": "cp949",
+    "utf-16": "utf-8",
+}
+
+
+def read_html(data: bytes) -> Document:
+    """Returns the text of a page as its readers see it, without navigation, forms and scripts, in the charset
+    that the page declares."""
+    bs4 = package("bs4", "HTML")
+    with warnings.catch_warnings(action="ignore"):
+        declared = bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
+        charset = _AS_IN_BROWSERS.get(declared.lower(), declared)
+        soup = bs4.BeautifulSoup(decoded(data, charset), "lxml")
+    has_heading = soup.find("h1") is not None
+    title = soup.title.get_text() if soup.title is not None and not has_heading else ""
+    for node in soup.find_all(string=lambda node: isinstance(node, bs4.element.PreformattedString)):
+        node.extract()  # comments and declarations
+    for tag in soup.select(", ".join(_NOT_CONTENT.split())):
+        tag.decompose()
+    for tag in soup("a"):
+        tag.unwrap()
+    for node in soup.find_all(string=re.compile("[<&]|```")):
+        if node.find_parent("pre") is None:
+            node.replace_with(html.escape(node, quote=False))  # its signs are no tags of the Markdown
+        else:
+            node.replace_with(node.replace("```", "'''"))  # nor the end of the code
+    for tag in soup(["dt", "summary"]):  # a defined term, and a question that can be opened
+        tag.name = "h6"
+    for tag in soup("dd"):
+        tag.name = "p"
+    markdown, _ = converted(io.BytesIO(str(soup).encode(errors="replace")), ".html")
+    return without_lines(read_markdown(markdown, title))
+
 
 MOST_UNPACKED = 256 * 2**20
 # Texts that mammoth reads, or leaves out because they are deleted.
@@ -100,3 +172,19 @@ def _require_small_archive(data: bytes) -> None:
     # No member gives more than it states: zipfile ends there.
     if sum(member.file_size for member in members) > MOST_UNPACKED:
         raise InputError(f"unpacks to more than {MOST_UNPACKED // 2**20} MB")
+
+
+_HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
+
+
+def read_pdf(data: bytes) -> Document:
+    """Returns a section for every page that has text, headed by its number. Words that a line end cut in two
+    are joined."""
+    pdfminer = package("pdfminer.high_level", "PDF")
+    logging.getLogger("pdfminer").setLevel(logging.CRITICAL)  # its remarks on files that it repairs
+    sections = []
+    for number, text in enumerate(pdfminer.extract_text(io.BytesIO(data)).split("\f"), 1):
+        joined = [one_line(_HYPHEN.sub(r"\1", "\n".join(lines))) for _, lines in paragraphs(text.split("\n"))]
+        if blocks := tuple(Block(part) for part in joined if part):
+            sections.append(Section((f"page {number}",), blocks, number))
+    return Document("", tuple(sections), has_written_headings=False)
