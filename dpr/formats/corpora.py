@@ -61,7 +61,8 @@ def read_passages(
     rows = passage_rows(file, (id_col, text_col, title_col))
     for line, passage, _ in islice(rows, start, stop):
         whole = f"{id_prefix}{passage.id}"
-        if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
+        size = len(whole.encode(errors="replace"))
+        if size > MAX_ID_BYTES:
             raise InputError(
                 f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}"
             )

@@ -31,6 +31,7 @@ _DPR_IDS = ("passage_id", *PASSAGE_IDS)
 TEVATRON_LISTS = ("positive_passages", "negative_passages")
 PassageById = Callable[[str], Passage]
 """Function that returns the passage with an id; raises ValueError if there is none."""
+_WEB_ADDRESS = re.compile(r"https?://[^\s/?#\[][^\s]*", re.IGNORECASE)
 
 
 def passage_from_json(item: Any, where: str) -> Passage:
@@ -152,9 +153,6 @@ def passage_to_json(passage: Passage) -> dict[str, Any]:
     if passage.teacher_score is not None:
         record["teacher_score"] = passage.teacher_score
     return record
-
-
-_WEB_ADDRESS = re.compile(r"https?://[^\s/?#\[][^\s]*", re.IGNORECASE)
 
 
 def passage_of(record: Any, number: str = "") -> Passage:

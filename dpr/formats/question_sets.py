@@ -31,6 +31,14 @@ from dpr.formats.text_output import durable_text, require_word, write_json_lines
 _ASKED = {"questions": (*QUESTIONS, "text")}
 _ASKED_WITH = {"ids": QUESTION_IDS, "answers": ANSWERS}
 _DEFAULT_COLUMNS = (0, 1, -1)  # columns of question, answers and id, as in DPR
+Qrels = dict[str, dict[str, int]]
+Judgement = tuple[str, str, int]
+_LARGEST_GRADE = 2**31 - 1  # 32 bits, as in trec_eval
+JUDGED = {
+    "question": (*NAMED_QUESTION_IDS, "topic", "query", "question"),
+    "passage": (*NAMED_PASSAGE_IDS, "doc", "passage", "document"),
+    "grade": GRADES,
+}
 
 
 def read_questions(
@@ -56,8 +64,7 @@ def read_questions(
     """
     file = user_path(path)
     if has_records(file):
-        names = (question_attr, answers_attr, id_attr)
-        rows = _record_questions(file, names)
+        rows = _record_questions(file, question_attr, answers_attr, id_attr)
     else:
         rows = _csv_questions(file, (question_col, answers_col, id_col))
     questions = []
@@ -76,8 +83,7 @@ def read_questions(
     return questions
 
 
-def _record_questions(path: Path, names: tuple[str, str, str]) -> Iterator[Question]:
-    question_attr, answers_attr, id_attr = names
+def _record_questions(path: Path, question_attr: str, answers_attr: str, id_attr: str) -> Iterator[Question]:
     for index, (line, value) in enumerate(read_records(path)):
         with located(path, line):
             name = require_name(value, (question_attr, *QUESTIONS, "text"), "question")
@@ -123,16 +129,6 @@ def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
             for question in questions
         ),
     )
-
-
-Qrels = dict[str, dict[str, int]]
-Judgement = tuple[str, str, int]
-_LARGEST_GRADE = 2**31 - 1  # 32 bits, as in trec_eval
-JUDGED = {
-    "question": (*NAMED_QUESTION_IDS, "topic", "query", "question"),
-    "passage": (*NAMED_PASSAGE_IDS, "doc", "passage", "document"),
-    "grade": GRADES,
-}
 
 
 def read_qrels(path: str | Path) -> Qrels:

@@ -14,11 +14,50 @@ from typing import Any
 
 from dpr.storage.untrusted import describe
 
+_LARGEST_SCORE = 3.4e38  # training computes in float32
+_PRINTED_LIST = re.compile(r"""\s*(\[\s*(['"\]]|np\.str_\()|(np\.|numpy\.)?array\(|\{\s*['"]text['"]\s*:)""")
+_SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
+# The first one that is there counts. A passage's own id stands before that of the document it was cut from:
+# MS MARCO's have pid and docid.
+ROW_IDS = ("_id", "id")
+NAMED_PASSAGE_IDS = tuple("passage_id psg_id pid docid doc_id document_id docno corpus_id".split())
+PASSAGE_IDS = (*ROW_IDS, *NAMED_PASSAGE_IDS)
+PASSAGE_TEXTS = tuple(
+    "text contents content passage passage_text document_text doc_text segment body document "
+    "paragraph context".split()
+)
+TITLES = ("title", "passage_title", "document_title", "doc_title")
+NAMED_QUESTION_IDS = ("query_id", "qid", "question_id", "topic_id")
+QUESTION_IDS = (*ROW_IDS, *NAMED_QUESTION_IDS)
+QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
+ANSWERS = ("answers", "answer")
+POSITIVES = tuple(
+    "positive positives pos positive_passages positive_ctxs pos_doc pos_docs passage context document".split()
+)
+NEGATIVES = tuple(
+    "negative negatives neg negs hard_negative hard_negatives hard_neg hard_negs neg_doc neg_docs "
+    "negative_passages hard_negative_passages negative_ctxs hard_negative_ctxs".split()
+)
+GRADES = tuple("score grade rel relevance relevancy label rating judgement judgment qrel".split())
+LABELS = tuple(
+    "label labels relevance is_relevant relevant grade rating score scores similarity "
+    "similarity_score".split()
+)
+ALL_NAMES = {
+    *PASSAGE_IDS,
+    *PASSAGE_TEXTS,
+    *TITLES,
+    *QUESTION_IDS,
+    *QUESTIONS,
+    *ANSWERS,
+    *POSITIVES,
+    *NEGATIVES,
+    *GRADES,
+}
+
 
 def has_lone_surrogate(text: str) -> bool:
     """True if JSON escapes left half of a character, which no UTF-8 file can hold."""
-    if text.isascii():
-        return False
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -29,9 +68,6 @@ def has_lone_surrogate(text: str) -> bool:
 def is_finite_number(value: Any) -> bool:
     """True if a JSON value is a number that a float can hold; JSON's integers are unbounded."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-_LARGEST_SCORE = 3.4e38  # training computes in float32
 
 
 def checked_score(value: Any, where: str) -> float | None:
@@ -92,10 +128,6 @@ def string_of(value: Any, where: str, expected: str = "a string") -> str:
     if has_lone_surrogate(value):
         raise ValueError(f"{where} holds half of a character (a lone surrogate), expected valid Unicode")
     return value
-
-
-_PRINTED_LIST = re.compile(r"""\s*(\[\s*(['"\]]|np\.str_\()|(np\.|numpy\.)?array\(|\{\s*['"]text['"]\s*:)""")
-_SIDE_BY_SIDE = re.compile(r"""['"]\s*['"]""")
 
 
 def checked_answers(value: Any) -> tuple[str, ...]:
@@ -160,45 +192,6 @@ def _with_commas(literal: str) -> str:
         end_of_text = token.end if token.type == tokenize.STRING else None
         parts.append(token.string)
     return " ".join(parts)
-
-
-# The first one that is there counts. A passage's own id stands before that of the document it was cut from:
-# MS MARCO's have pid and docid.
-ROW_IDS = ("_id", "id")
-NAMED_PASSAGE_IDS = tuple("passage_id psg_id pid docid doc_id document_id docno corpus_id".split())
-PASSAGE_IDS = (*ROW_IDS, *NAMED_PASSAGE_IDS)
-PASSAGE_TEXTS = tuple(
-    "text contents content passage passage_text document_text doc_text segment body document "
-    "paragraph context".split()
-)
-TITLES = ("title", "passage_title", "document_title", "doc_title")
-NAMED_QUESTION_IDS = ("query_id", "qid", "question_id", "topic_id")
-QUESTION_IDS = (*ROW_IDS, *NAMED_QUESTION_IDS)
-QUESTIONS = ("question", "query", "anchor", "query_text", "question_text")
-ANSWERS = ("answers", "answer")
-POSITIVES = tuple(
-    "positive positives pos positive_passages positive_ctxs pos_doc pos_docs passage context document".split()
-)
-NEGATIVES = tuple(
-    "negative negatives neg negs hard_negative hard_negatives hard_neg hard_negs neg_doc neg_docs "
-    "negative_passages hard_negative_passages negative_ctxs hard_negative_ctxs".split()
-)
-GRADES = tuple("score grade rel relevance relevancy label rating judgement judgment qrel".split())
-LABELS = tuple(
-    "label labels relevance is_relevant relevant grade rating score scores similarity "
-    "similarity_score".split()
-)
-ALL_NAMES = {
-    *PASSAGE_IDS,
-    *PASSAGE_TEXTS,
-    *TITLES,
-    *QUESTION_IDS,
-    *QUESTIONS,
-    *ANSWERS,
-    *POSITIVES,
-    *NEGATIVES,
-    *GRADES,
-}
 
 
 def keys_of(record: Mapping[str, Any]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -44,21 +43,12 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> Non
     with durable_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
-            record: dict[str, Any] = {
+            record = {
                 "question": result.question,
                 "id": result.id,
                 "answers": list(result.answers),
+                "ctxs": [asdict(hit) | {"score": repr(float(hit.score))} for hit in result.hits],
             }
-            record["ctxs"] = [
-                {
-                    "id": hit.id,
-                    "title": hit.title,
-                    "text": hit.text,
-                    "score": repr(float(hit.score)),
-                    "has_answer": hit.has_answer,
-                }
-                for hit in result.hits
-            ]
             out.write(separator + indented_record(record))
             separator = ","
         out.write("[]\n" if separator == "[" else "\n]\n")

@@ -41,6 +41,7 @@ _OTHER_CONTENT = (
 )
 _MAGIC_BYTES = 265
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+_MOST_VALUES = 100_000  # values of a YAML file whose aliases stand for copies
 
 
 def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -165,9 +166,6 @@ def without_nul(text: str, path: Path, line: int, *, is_json: bool = False) -> s
         _warned.add(path)
         logger.warning("%s:%d: NUL characters are read as spaces", path, line)
     return plain
-
-
-_MOST_VALUES = 100_000  # values of a YAML file whose aliases stand for copies
 
 
 def read_yaml(path: str | Path) -> Any:

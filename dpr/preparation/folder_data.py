@@ -43,6 +43,12 @@ from dpr.storage.outputs import output, require_writable
 SKIPPED_FOLDERS = frozenset(
     "__pycache__ node_modules site-packages dist-packages build dist venv env".split()
 )
+logger = get_logger(__name__)
+CORPUS = "corpus.jsonl"
+EVALUATION_CORPUS = "evaluation_corpus.jsonl"
+UNREAD = "unread.jsonl"
+LEAST_QUESTIONS = 30
+_ALIKE = 0.8
 
 
 def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
@@ -89,17 +95,6 @@ def content_of_documents(files: Mapping[str, Path]) -> str:
             content = content_sha256(path)
         listed.append([name, content])
     return text_sha256(json.dumps(listed))
-
-
-logger = get_logger(__name__)
-
-
-CORPUS = "corpus.jsonl"
-EVALUATION_CORPUS = "evaluation_corpus.jsonl"
-UNREAD = "unread.jsonl"
-LEAST_QUESTIONS = 30
-
-_ALIKE = 0.8
 
 
 def prepare_folder(

@@ -1,6 +1,9 @@
 """Documents that libraries of the extra ``documents`` read: HTML, Word, PowerPoint and EPUB, which markitdown
 writes as Markdown; Excel row by row; PDF page by page. Nothing is fetched: the converters get bytes and no
-address, and a link to another file is text."""
+address, and a link to another file is text.
+
+An archive may unpack to ``MOST_UNPACKED`` bytes; bounded_reading bounds the other resources of a document.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import logging
 import re
 import warnings
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -20,6 +25,37 @@ from dpr.formats.documents.document import Block, Document, Section, one_line, p
 from dpr.formats.documents.markdown import read_markdown
 from dpr.formats.documents.plain_text import decoded
 from dpr.formats.documents.tables import rows_as_sections
+
+_NOT_CONTENT = (
+    "script style input noscript template svg nav footer aside:not([class*=note],[role^=doc-])"
+    " form:not(:has(h1,h2,h3,[name=__VIEWSTATE],p:not(:has(label,input,select,textarea,button))))"
+    " form.comment-form select button head a.headerlink"
+)
+"""A form with headings or paragraphs, or that ASP.NET puts around a page, is content."""
+# Browsers take some names for a larger encoding; what could be searched for its charset is not UTF-16.
+_AS_IN_BROWSERS = {
+    "us-ascii": "cp1252",
+    "iso-8859-1": "cp1252",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc-kr": "cp949",
+    "utf-16": "utf-8",
+}
+MOST_UNPACKED = 256 * 2**20
+# Texts that mammoth reads, or leaves out because they are deleted.
+_READ_BY_MAMMOTH = frozenset(
+    "document body footnotes footnote endnotes endnote p r t tbl tr tc hyperlink ins smartTag drawing txbxContent"
+    " pict object sdt sdtContent group rect roundrect shape textbox del moveFrom".split()
+)
+_WITHOUT_VALUE = re.compile(
+    rb"<((?:\w+:)?)c\b(?![^>]*\bt=.str)(?=(?:[^>]*?(\sr=.\w+.))?)[^>]*>\s*"
+    rb"<(?:\w+:)?f\b(?:[^>]*/>|[^>]*>([^<]*)</(?:\w+:)?f>)\s*"
+    rb"(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
+)
+"""A formula of Excel that was never computed; a computed text may be empty."""
+_AS_TEXT = rb'<\1c\2 t="str"><\1v>=\3</\1v></\1c>'
+_HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
 
 
 def converted(data: io.BytesIO, suffix: str) -> tuple[str, str]:
@@ -42,24 +78,6 @@ def package(name: str, kind: str) -> Any:
 def without_lines(document: Document) -> Document:
     """Removes line numbers, since lines of the Markdown are not those of the file."""
     return replace(document, sections=tuple(replace(section, line=0) for section in document.sections))
-
-
-_NOT_CONTENT = (
-    "script style input noscript template svg nav footer aside:not([class*=note],[role^=doc-])"
-    " form:not(:has(h1,h2,h3,[name=__VIEWSTATE],p:not(:has(label,input,select,textarea,button))))"
-    " form.comment-form select button head a.headerlink"
-)
-"""A form with headings or paragraphs, or that ASP.NET puts around a page, is content."""
-# Browsers take some names for a larger encoding; what could be searched for its charset is not UTF-16.
-_AS_IN_BROWSERS = {
-    "us-ascii": "cp1252",
-    "iso-8859-1": "cp1252",
-    "gb2312": "gb18030",
-    "gbk": "gb18030",
-    "shift_jis": "cp932",
-    "euc-kr": "cp949",
-    "utf-16": "utf-8",
-}
 
 
 def read_html(data: bytes) -> Document:
@@ -91,27 +109,12 @@ def read_html(data: bytes) -> Document:
     return without_lines(read_markdown(markdown, title))
 
 
-MOST_UNPACKED = 256 * 2**20
-# Texts that mammoth reads, or leaves out because they are deleted.
-_READ_BY_MAMMOTH = frozenset(
-    "document body footnotes footnote endnotes endnote p r t tbl tr tc hyperlink ins smartTag drawing txbxContent"
-    " pict object sdt sdtContent group rect roundrect shape textbox del moveFrom".split()
-)
-_WITHOUT_VALUE = re.compile(
-    rb"<((?:\w+:)?)c\b(?![^>]*\bt=.str)(?=(?:[^>]*?(\sr=.\w+.))?)[^>]*>\s*"
-    rb"<(?:\w+:)?f\b(?:[^>]*/>|[^>]*>([^<]*)</(?:\w+:)?f>)\s*"
-    rb"(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
-)
-"""A formula of Excel that was never computed; a computed text may be empty."""
-_AS_TEXT = rb'<\1c\2 t="str"><\1v>=\3</\1v></\1c>'
-
-
 def read_office(data: bytes, path: PurePath) -> Document:
     """Reads Word without page headers and footers, comments and deleted text; PowerPoint without diagrams;
     EPUB."""
     suffix = path.suffix.lower()
-    _require_small_archive(data)
-    markdown, title = converted(_with_all_texts(data) if suffix == ".docx" else io.BytesIO(data), suffix)
+    content = _archive(data, r"word/\w+\.xml", _with_all_texts) if suffix == ".docx" else _archive(data)
+    markdown, title = converted(content, suffix)
     if suffix == ".epub":
         markdown = markdown.partition("\n\n")[2]  # title, authors and dates come first
     elif suffix == ".pptx":
@@ -119,26 +122,20 @@ def read_office(data: bytes, path: PurePath) -> Document:
     return without_lines(read_markdown(markdown, title))
 
 
-def _with_all_texts(data: bytes) -> io.BytesIO:
-    """Returns a Word file in which content that mammoth would leave out with its texts, such as moved text,
-    fields and drawings, is an insertion."""
+def _with_all_texts(part: bytes) -> bytes:
+    """Returns a part of a Word file in which content that mammoth would leave out with its texts, such as
+    moved text, fields and drawings, is an insertion."""
     etree = package("lxml.etree", "docx")
-    content = io.BytesIO(data)
-    # If two parts have one name, it warns and the later is read.
-    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "a") as archive:
-        for part in archive.namelist():
-            if not re.fullmatch(r"word/\w+\.xml", part):
-                continue
-            root = etree.fromstring(archive.read(part), etree.XMLParser(resolve_entities=False))
-            for fallback in root.iter("{*}Fallback"):  # repeats a drawing for older programs
-                fallback.clear()
-            space = root.tag.partition("}")[0]
-            for holder in root.iter("*"):
-                name = holder.tag.rpartition("}")[2]
-                if name not in _READ_BY_MAMMOTH and holder.find(f".//{space}}}t") is not None:
-                    holder.tag = f"{space}}}{'pict' if name in ('inline', 'anchor') else 'ins'}"
-            archive.writestr(part, etree.tostring(root))
-    return content
+    root = etree.fromstring(part, etree.XMLParser(resolve_entities=False))
+    for fallback in root.iter("{*}Fallback"):  # repeats a drawing for older programs
+        fallback.clear()
+    space = root.tag.partition("}")[0]
+    for holder in root.iter("*"):
+        name = holder.tag.rpartition("}")[2]
+        if name not in _READ_BY_MAMMOTH and holder.find(f".//{space}}}t") is not None:
+            holder.tag = f"{space}}}{'pict' if name in ('inline', 'anchor') else 'ins'}"
+    written: bytes = etree.tostring(root)
+    return written
 
 
 def read_excel(data: bytes) -> Document:
@@ -146,13 +143,7 @@ def read_excel(data: bytes) -> Document:
     headings. A formula that was never computed is the text of its cell."""
     openpyxl = package("openpyxl", "Excel")
     sections: list[Section] = []
-    _require_small_archive(data)
-    content = io.BytesIO(data)
-    # If two parts have one name, it warns and the later is read.
-    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "a") as archive:
-        for name in archive.namelist():
-            if "worksheets/" in name:
-                archive.writestr(name, _WITHOUT_VALUE.sub(_AS_TEXT, archive.read(name)))
+    content = _archive(data, ".*worksheets/.*", partial(_WITHOUT_VALUE.sub, _AS_TEXT))
     workbook = openpyxl.load_workbook(content, read_only=True, data_only=True)
     for sheet in workbook.worksheets:
         sheet.reset_dimensions()  # the size that a file states may be wrong
@@ -167,14 +158,19 @@ def read_excel(data: bytes) -> Document:
     return Document("", tuple(sections))
 
 
-def _require_small_archive(data: bytes) -> None:
-    members = zipfile.ZipFile(io.BytesIO(data)).infolist()
+def _archive(data: bytes, parts: str = "", changed: Callable[[bytes], bytes] = bytes) -> io.BytesIO:
+    """Returns an archive that does not unpack to too much, with those parts changed whose names match."""
+    content = io.BytesIO(data)
+    members = zipfile.ZipFile(content).infolist()  # raises if it is no archive, which "a" would begin
     # No member gives more than it states: zipfile ends there.
     if sum(member.file_size for member in members) > MOST_UNPACKED:
         raise InputError(f"unpacks to more than {MOST_UNPACKED // 2**20} MB")
-
-
-_HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
+    # If two parts have one name, it warns and the later is read.
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "a") as archive:
+        for name in archive.namelist():
+            if re.fullmatch(parts, name):
+                archive.writestr(name, changed(archive.read(name)))
+    return content
 
 
 def read_pdf(data: bytes) -> Document:

@@ -12,6 +12,9 @@ _NOT_LETTERS = re.compile(r"[^A-Za-z]")
 _MOST_SHOUTED_WORDS = 10
 _ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
 _DIRECTIVE = re.compile(r"^\.\. *(?:[\w:-]+::|(?=\[))", re.MULTILINE)
+_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+_BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_MOST_ACCENTS = 0.3
 
 
 def read_text(text: str, *, is_restructured: bool = False) -> Document:
@@ -47,11 +50,6 @@ def read_text(text: str, *, is_restructured: bool = False) -> Document:
         body = "\n".join(line for line in lines if not _RULE_OF_SIGNS.fullmatch(line))
         builder.add(body.replace("::", ":") if is_restructured else body, line=number)
     return builder.finish()
-
-
-_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
-_BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
-_MOST_ACCENTS = 0.3
 
 
 def decoded(data: bytes, charset: str = "") -> str:

@@ -15,6 +15,8 @@ from dpr.formats.text_output import Note, durable_text, write_json_lines
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, record_rows
 from dpr.storage.untrusted import describe
 
+_DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
+
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     """Returns the sample in a record. Other keys are ignored. An empty ``positive_ctxs`` is accepted; the
@@ -55,9 +57,6 @@ def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
     if not isinstance(listed, list):
         raise ValueError(f"{key} is {describe(listed)}, expected a list of passages")
     return tuple(passage_from_json(item, f"{key}[{index}]") for index, item in enumerate(listed))
-
-
-_DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 
 def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:

@@ -44,11 +44,13 @@ WRITERS: dict[str, Callable[[Path, Iterable[TrainingSample], Note], int]] = {
 def look_at(path: Path) -> tuple[tuple[str, ...], str]:
     """Returns the names of the formats that fit the beginning of a file, or a folder's names; and a
     description of the content, for messages. A file without content fits DPR's."""
-    if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
-        return (("beir",) if (path / "qrels").is_dir() else ()), "folder"
+    if (path / "qrels").is_dir():
+        return ("beir",), "folder"
     if is_arrow(path):
         keys = set(column_names(path))
         return _fitting_records(keys) or ("columns",), _shown_keys(keys)
+    if path.is_dir():
+        return (), "folder"
     head = columns.head_of(path).lstrip()
     if not head:
         return ("dpr",), ""

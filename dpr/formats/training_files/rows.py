@@ -23,6 +23,7 @@ _MATTERS = re.compile(
     r"(.*_)?(scores?|labels?|similarity|relevance|margin)|"
     r"((query|question|passage|document|corpus)_)?(prompt|instruction)s?"
 )
+logger = get_logger(__name__)
 
 
 def unnumbered(key: str) -> str:
@@ -169,9 +170,6 @@ def preparing(options: str) -> str:
 def content_id(passage: Passage) -> str:
     """Returns the id of a passage, or one made from its title and text if it has none."""
     return passage.id if passage.id is not None else text_sha256(f"{passage.title}\0{passage.text}")[:20]
-
-
-logger = get_logger(__name__)
 
 
 @dataclass(slots=True)
