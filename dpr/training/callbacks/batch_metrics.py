@@ -34,6 +34,8 @@ class GlobalBatchMetrics(Callback):
     highest before. docs/training.md, "The log line", explains each metric.
     """
 
+    state_key = "PoolMetrics"  # its name in checkpoints of all versions
+
     def __init__(self, log_every: int | None) -> None:
         self.log_every = log_every
         self._step = 0
