@@ -280,12 +280,8 @@ def _tokens(items: Sequence[Any], tensorizer: Tensorizer) -> list[list[int]]:
 
 def _examples(samples: Sequence[TrainingSample], tensorizer: Tensorizer | None) -> Iterator[str]:
     for number, sample in enumerate(samples, 1):
-        parts: list[tuple[str, str | Passage]] = [
-            ("question", sample.question),
-            ("positive", sample.positives[0]),
-        ]
-        parts += [("hard negative", passage) for passage in sample.hard_negatives[:1]]
-        for role, content in parts:
+        contents: list[str | Passage] = [sample.question, sample.positives[0], *sample.hard_negatives[:1]]
+        for role, content in zip(("question", *PASSAGES), contents, strict=False):
             count = ""
             if tensorizer is not None:
                 (tokens,) = _tokens([content], tensorizer)

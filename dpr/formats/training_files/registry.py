@@ -137,6 +137,6 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
     )
 
 
-def read_rows(path: Path, options: ReadOptions, *, name: str = "") -> Iterator[SourceRow]:
-    """Yields the rows of a file in the format of this name, or in the one that ``format_of`` finds."""
-    return READERS[format_of(path, options, name=name)](path, options)
+def read_rows(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """Yields the rows of a file in the format that ``format_of`` finds."""
+    return READERS[format_of(path, options)](path, options)

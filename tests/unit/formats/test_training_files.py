@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.text_store import open_store
-from dpr.formats.training_files.registry import WRITERS, format_of, read_rows
+from dpr.formats.training_files.registry import READERS, WRITERS, format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
 from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
@@ -40,7 +40,7 @@ QUICK = settings(
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
     given = ReadOptions(partial(open_store, cache_dir=path.parent / "cache"), **options)
-    return list(read_rows(path, given, name=format_name))
+    return list(READERS[format_of(path, given, name=format_name)](path, given))
 
 
 def samples_of(path: Path, format_name: str = "", **options: Any) -> list[TrainingSample]:
