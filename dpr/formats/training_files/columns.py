@@ -53,15 +53,10 @@ from dpr.formats.training_files.rows import (
 
 HEAD_BYTES = 2**16
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
-_POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
-_NEGATIVE_IDS = (
-    "negative_id",
-    "negative_ids",
-    "negative_document_ids",
-    "neg_id",
-    "neg_ids",
-    "negative_passage_id",
-    "negative_passage_ids",
+_POSITIVE_IDS = tuple("positive_id positive_ids positive_document_ids pos_id positive_passage_id".split())
+_NEGATIVE_IDS = tuple(
+    "negative_id negative_ids negative_document_ids neg_id neg_ids negative_passage_id"
+    " negative_passage_ids".split()
 )
 _ROLES_OF_TABLES = {
     "question": (*QUESTIONS, *QUESTION_IDS),
