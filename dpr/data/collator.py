@@ -21,10 +21,10 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import check_room, decorate_passage, normalize_passage
 from dpr.data.training_data import AnyPassage, AnySample
 
-Identity = tuple[int, int]
+PassageIdentity = tuple[int, int]
 
 
-def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> Identity:
+def passage_identity(passage: AnyPassage | KnownDocument, namespace: str) -> PassageIdentity:
     """Returns 64 bits of a passage's id within ``namespace``, and 63 bits of its title and text as a negative
     number. Without an id, it returns the latter twice.
 
@@ -126,11 +126,11 @@ class Collator:
         namespaces = [row.namespace for row in rows for _ in range(width)]
         pairs = zip(slots, namespaces, strict=True)
         identities = [
-            (0, 0) if passage is None else judgement_identity(passage, namespace)
+            (0, 0) if passage is None else passage_identity(passage, namespace)
             for passage, namespace in pairs
         ]
         known_ids, known_valid = identity_table(
-            [[judgement_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]
+            [[passage_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]
         )
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
@@ -251,7 +251,7 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
     return next(iter(names), "")
 
 
-def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Tensor]:
+def identity_table(identities: Sequence[Sequence[PassageIdentity]]) -> tuple[Tensor, Tensor]:
     """Returns the identities of each row without repetitions, (B, K, 2), and their validity (B, K). K is the
     maximum number of identities in a row."""
     distinct = [list(dict.fromkeys(of_row)) for of_row in identities]

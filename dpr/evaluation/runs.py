@@ -15,8 +15,7 @@ from dpr.formats.checked_values import is_finite_number
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE
 from dpr.formats.metrics_files import MetricsFile
 from dpr.formats.run_folders import METRICS_LINES, RUN_FILE, VERDICT_FILE, metrics_lines, metrics_problems
-from dpr.storage.durable import read_json
-from dpr.storage.untrusted import is_below, leads_inside, parsed
+from dpr.storage.untrusted import is_below, leads_inside, parsed, read_json
 
 _CATALOGUES = ("datasets", "ctx_sources")
 

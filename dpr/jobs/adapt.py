@@ -34,7 +34,8 @@ from dpr.jobs import embed, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import NewEncoderSettings, PrepareSettings
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import read_json, write_json
+from dpr.storage.durable import write_json
+from dpr.storage.untrusted import read_json
 
 JOBS: dict[str, Callable[[Any], Any]] = {
     "prepare": prepare.run,

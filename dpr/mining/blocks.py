@@ -25,16 +25,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpr.core.errors import LostRankError
-from dpr.core.logs import Progress, get_logger
+from dpr.core.logs import ProgressBar, get_logger
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_output import durable_text
 from dpr.mining.search import TRAINING_PASSAGES, MiningCorpus, Search, write_training_passages
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.storage.checksums import content_sha256, verify_file
-from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
+from dpr.storage.durable import describe_file, remove_folder, write_json
 from dpr.storage.leftovers import remove
 from dpr.storage.outputs import output, require_writable
 from dpr.storage.steps import CLAIM, Steps
+from dpr.storage.untrusted import read_json
 
 logger = get_logger(__name__)
 
@@ -139,7 +140,7 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
         if missing:
             job.prepare()
         done = len(job.train) - sum(map(len, missing))
-        progress = Progress(job.name, len(job.train), unit="questions", done=done)
+        progress = ProgressBar(job.name, len(job.train), unit="questions", done=done)
         for rows in _written(job, steps, missing, processes):
             progress.advance(len(rows), 0)
         progress.close()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
-from dpr.core.logs import Progress
+from dpr.core.logs import ProgressBar
 from dpr.core.other_names import refuse
 from dpr.core.paths import with_home
 from dpr.core.records import Passage
@@ -155,7 +155,7 @@ class BiEncoder(SentenceTransformersNames):
             raise ConfigError(
                 "convert_to_numpy=False needs convert_to_tensor=True; vectors come as one array or one tensor"
             )
-        progress = Progress(what, len(sequences), unit=what, quiet=not show_progress_bar)
+        progress = ProgressBar(what, len(sequences), unit=what, quiet=not show_progress_bar)
         try:
             vectors = self.encode_batch(
                 TokenBatch.from_lists(sequences),

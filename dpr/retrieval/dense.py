@@ -10,7 +10,7 @@ import numpy as np
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.core.logs import Progress
+from dpr.core.logs import ProgressBar
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import Ranking, to_rankings
@@ -46,7 +46,7 @@ def encode_questions(
     start = time.perf_counter()
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
-    progress = Progress("encoding questions", len(questions), unit="questions")
+    progress = ProgressBar("encoding questions", len(questions), unit="questions")
     try:
         vectors = encode_tokens(
             model,

@@ -16,7 +16,7 @@ from dpr.formats.passage_metadata import checked_field
 from dpr.formats.passage_records import field_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import Index, Texts
+from dpr.indexer.registry import Index, IndexTexts
 from dpr.retrieval.given_passages import Kinds, Passages, records_of
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.settings import SEARCH_MODES
@@ -77,7 +77,7 @@ class MemoryCorpus:
     def side(self, mode: str) -> Side:
         if mode == "bm25":
             texts = (f"{passage.title} {passage.text}" for passage in self.passages.values())
-            return LexicalRetriever(Bm25Index.build(Texts(list(self.passages), texts)))
+            return LexicalRetriever(Bm25Index.build(IndexTexts(list(self.passages), texts)))
         from dpr.indexer.exact import ExactIndex
         from dpr.retrieval.dense import DenseRetriever
 

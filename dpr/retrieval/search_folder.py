@@ -19,8 +19,8 @@ from dpr.formats.checked_values import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.question_form import QuestionForm
 from dpr.storage.checksums import content_sha256, verify_file
-from dpr.storage.durable import CHECKSUM, MANIFEST, read_json, write_json
-from dpr.storage.untrusted import leads_inside
+from dpr.storage.durable import CHECKSUM, MANIFEST, write_json
+from dpr.storage.untrusted import leads_inside, read_json
 
 logger = get_logger(__name__)
 

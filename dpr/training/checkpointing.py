@@ -17,7 +17,7 @@ from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputEr
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints, run_folders
 from dpr.models.towers import Towers
-from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
+from dpr.storage.durable import durable_folder, remove_folder, verify_folder
 from dpr.storage.leftovers import (
     HOST_BYTES,
     ProcessName,
@@ -25,7 +25,7 @@ from dpr.storage.leftovers import (
     this_process,
 )
 from dpr.storage.locks import RunLock
-from dpr.storage.untrusted import inside
+from dpr.storage.untrusted import inside, read_json
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import CHECKPOINT_NAME, Callback, Progress, StoredRun, checkpoint_name
 

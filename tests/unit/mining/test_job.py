@@ -19,7 +19,7 @@ from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.mining import blocks
 from dpr.mining import search as searches
 from dpr.mining.negatives import Mining
@@ -70,7 +70,9 @@ def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
         MiningSettings(per_question=3),
         corpus=tmp_path / "corpus.tsv",
     )
-    index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
+    index = Bm25Index.build(
+        IndexTexts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
+    )
     for number, record in enumerate(records(tmp_path / "out.jsonl")):
         scores, (found,) = index.search([record["question"]], 100)
         ranks = {
@@ -267,7 +269,9 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
     ]
     rows[5] = replace(rows[5], positives=(Passage("elsewhere"), *rows[5].positives))
     train_set(tmp_path, [*rows, replace(rows[0], positives=(Passage("elsewhere"),))])
-    index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
+    index = Bm25Index.build(
+        IndexTexts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
+    )
     _, found = index.search([row.question for row in rows], keep_within)
     kept = [number for number, keys in enumerate(found) if f"d{number}" in keys]
     assert 0 < len(kept) < len(rows)

@@ -18,7 +18,7 @@ import pytest
 
 from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.retrieval.hits import Hits, Place
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.sides import Fusion, LexicalRetriever
@@ -69,7 +69,7 @@ class Fixed(LexicalRetriever):
     """A side that knows its answer."""
 
     def __init__(self, *ranking: tuple[str, float]) -> None:
-        super().__init__(Bm25Index.build(Texts(["a"], ["ka"])))
+        super().__init__(Bm25Index.build(IndexTexts(["a"], ["ka"])))
         self.ranking = list(ranking)
 
     def retrieve(self, questions: list[str], k: int) -> list[list[tuple[str, float]]]:
