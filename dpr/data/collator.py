@@ -123,11 +123,9 @@ class Collator:
         context_row = [
             0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts
         ]
-        namespaces = [row.namespace for row in rows for _ in range(width)]
-        pairs = zip(slots, namespaces, strict=True)
         identities = [
-            (0, 0) if passage is None else passage_identity(passage, namespace)
-            for passage, namespace in pairs
+            (0, 0) if passage is None else passage_identity(passage, rows[slot // width].namespace)
+            for slot, passage in enumerate(slots)
         ]
         known_ids, known_valid = identity_table(
             [[passage_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]

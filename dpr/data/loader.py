@@ -51,10 +51,11 @@ def data_row(
     drawn = getattr(source, "drawn", None)  # of a set whose rows give another sample in each pass over it
     if seed is not None and drawn is not None:
         sample = drawn(number, generator_for(PAIRS, seed, pass_number, dataset, number))
-        return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, pass_number)
-    return DataRow(
-        source[number], number, source.known_positives(number), source.name, options, dataset, pass_number
-    )
+        known = (known_document(sample),)
+    else:
+        sample = source[number]
+        known = source.known_positives(number)
+    return DataRow(sample, number, known, source.name, options, dataset, pass_number)
 
 
 class GlobalBatchDataset(Dataset[BiEncoderBatch]):
@@ -103,9 +104,7 @@ def cut_into_batches(
     sampling = with_weights_of_sets(sampling or Sampling(), sets)
     num_rows = [len(source) for source in sources]
     names = [source.name for source in sources]
-    features = None
-    if sampling.group_by_words:
-        features = [row_words(source) for source in sources]
+    features = [row_words(source) for source in sources] if sampling.group_by_words else None
     share: dict[str, Any] = {
         "global_batch_size": global_batch_size,
         "seed": seed,

@@ -52,12 +52,9 @@ class Retrieval:
         """Returns the number of questions by the rank of their first right passage; the last number counts
         those without one. Empty if ranks were not kept or are damaged."""
         ranks = self.file.report.get("first_right_rank")
-        if not isinstance(ranks, dict):
+        if not isinstance(ranks, dict) or not _list(ranks.get("counts")):
             return []
-        counts = _list(ranks.get("counts"))
-        if not counts:
-            return []
-        counts = [*counts, ranks.get("not_found")]
+        counts = [*ranks["counts"], ranks.get("not_found")]
         return counts if all(type(count) is int and count >= 0 for count in counts) else []
 
     @property

@@ -134,7 +134,7 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
             return finished
         Steps(job.work, base, restart=(job.work / CLAIM).is_file())  # a folder of somebody else is left alone
         steps = Steps(job.work / "blocks", made_of, restart=True)
-        size = min((search.block_rows for search in job.searches[:1]), default=500)
+        size = job.searches[0].block_rows if job.searches else 500
         blocks = [range(start, min(start + size, len(job.train))) for start in range(0, len(job.train), size)]
         missing = [rows for rows in blocks if not steps.is_done(rows.start)]
         if missing:
@@ -142,7 +142,7 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
         done = len(job.train) - sum(map(len, missing))
         progress = ProgressBar(job.name, len(job.train), unit="questions", done=done)
         for rows in _written(job, steps, missing, processes):
-            progress.advance(len(rows), 0)
+            progress.advance(len(rows))
         progress.close()
 
         names = [_names(rows) for rows in blocks]
