@@ -254,13 +254,10 @@ def identity_table(identities: Sequence[Sequence[PassageIdentity]]) -> tuple[Ten
     maximum number of identities in a row."""
     distinct = [list(dict.fromkeys(of_row)) for of_row in identities]
     most = max(map(len, distinct), default=0)
-    ids = np.zeros((len(distinct), most, 2), dtype=np.int64)
-    valid = np.zeros((len(distinct), most), dtype=bool)
-    for index, row in enumerate(distinct):
-        if row:
-            ids[index, : len(row)] = row
-            valid[index, : len(row)] = True
-    return torch.from_numpy(ids), torch.from_numpy(valid)
+    filled = [row + [(0, 0)] * (most - len(row)) for row in distinct]
+    counts = torch.tensor([[len(row)] for row in distinct], dtype=torch.int64).reshape(-1, 1)
+    ids = torch.tensor(filled, dtype=torch.int64).reshape(len(distinct), most, 2)
+    return ids, torch.arange(most) < counts
 
 
 class Selection(NamedTuple):

@@ -49,12 +49,12 @@ def data_row(
     """Reads one row of a set. In training, with a ``seed``, a set that draws its samples gives the one of
     this pass over it."""
     drawn = getattr(source, "drawn", None)  # of a set whose rows give another sample in each pass over it
-    if seed is not None and drawn is not None:
-        sample = drawn(number, generator_for(PAIRS, seed, pass_number, dataset, number))
-        known = (known_document(sample),)
-    else:
+    if seed is None or drawn is None:
         sample = source[number]
         known = source.known_positives(number)
+    else:
+        sample = drawn(number, generator_for(PAIRS, seed, pass_number, dataset, number))
+        known = (known_document(sample),)
     return DataRow(sample, number, known, source.name, options, dataset, pass_number)
 
 

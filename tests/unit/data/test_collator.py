@@ -61,13 +61,6 @@ def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensor
     )
 
 
-def test_the_order_within_a_question_is_positive_other_hard(tensorizer: Tensorizer) -> None:
-    batch = collate(tensorizer, [TrainingSample("ca", (A,), (B,), (C,))], 1, 1)
-    assert [tuple(pair) for pair in batch.context_ids.tolist()] == [
-        passage_identity(passage, "tiny") for passage in (A, C, B)
-    ]
-
-
 def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer: Tensorizer) -> None:
     batch = collate(
         tensorizer, [TrainingSample("ca", (A, D)), TrainingSample("ca", (B,)), TrainingSample("ce", (C,))], 0

@@ -112,11 +112,6 @@ def test_a_repeated_query_word_counts_once() -> None:
     assert to_rankings(build().search(["cat cats CAT"], 10)) == to_rankings(build().search(["cat"], 10))
 
 
-def test_ties_go_to_the_smaller_id_also_at_the_cut() -> None:
-    texts = {f"{number:02d}": "same words here" for number in (7, 3, 9, 1, 5)} | {"00": "nothing"}
-    assert build(texts).search(["words"], 3)[1] == [["01", "03", "05"]]
-
-
 @pytest.mark.parametrize("long", [False, True], ids=["of one width", "as offsets and bytes"])
 def test_only_ids_of_hits_and_of_ties_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
@@ -188,29 +183,13 @@ def saved(folder: Path) -> Index:
     ).load_or_build(lambda: corpus)
 
 
-def test_a_saved_index_answers_the_same(tmp_path: Path) -> None:
-    index, opened = saved(tmp_path / "index"), saved(tmp_path / "index")
-    questions = ["cat csv", "dog"]
-    assert to_rankings(opened.search(questions, 3)) == to_rankings(index.search(questions, 3))
-
-
-def test_a_changed_or_foreign_index_is_refused(tmp_path: Path) -> None:
+def test_an_index_of_other_settings_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     saved(folder)
-    with pytest.raises(InputError, match=r"expected .*other"):
-        IndexStore(
-            IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "other"}
-        ).load_or_build(None)
     with pytest.raises(InputError, match=r"was built with k1 0\.9, expected 1\.2"):
         IndexStore(
             IndexChoice("bm25", Bm25Settings(k1=1.2)), folder=folder, source={"corpus": "abc"}
         ).load_or_build(None)
-    data = next(folder.glob("data*.npy"))
-    content = bytearray(data.read_bytes())
-    content[-3] ^= 1
-    data.write_bytes(bytes(content))
-    with pytest.raises(InputError, match="content has changed"):
-        saved(folder)
 
 
 @pytest.mark.parametrize(

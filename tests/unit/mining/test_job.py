@@ -105,18 +105,6 @@ def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl.mining").exists()
 
 
-def test_positives_of_other_rows_with_the_same_question_are_no_negatives(tmp_path: Path) -> None:
-    texts = {"ba be bi": "ba be", "ba be bo fu": "ba be", "ba da": "x"}
-    rows = [TrainingSample(question, (Passage(text),)) for text, question in texts.items()]
-    mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
-    first, second, _ = records(tmp_path / "out.jsonl")
-    assert (
-        [entry["text"] for entry in first["hard_negative_ctxs"]]
-        == ["ba da"]
-        == [e["text"] for e in second["hard_negative_ctxs"]]
-    )
-
-
 @pytest.mark.parametrize("damaged", ["", "part"])
 def test_interrupted_mining_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
@@ -306,17 +294,3 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
     assert "2 of 2 questions have no mined negatives (0 candidates" in caplog.text
     mine(train, tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
     assert "2 questions left out, since no positive is among the first found" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["Chinese", "Japanese", "Thai", "Korean"])
-def test_negatives_are_found_in_scripts_without_spaces(tmp_path: Path, name: str) -> None:
-    fixture = json.loads(
-        (Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8")
-    )[name]
-    passages = [Passage(text, id=str(number)) for number, text in enumerate(fixture["passages"])]
-    rows = [TrainingSample(question, (passages[right],)) for question, right in fixture["questions"]]
-    write_passages(tmp_path / "corpus.tsv", passages)
-    counts = mine(
-        train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings(), corpus=tmp_path / "corpus.tsv"
-    )["counts"]
-    assert counts["negatives"] >= 3
