@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import write_json
 from dpr.storage.untrusted import read_json
-
-if TYPE_CHECKING:
-    pass
 
 TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 
