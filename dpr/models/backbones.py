@@ -229,7 +229,7 @@ def load_backbone(
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
     if config.model_type == "static":
         static: Any = backbone_from_config(config)
-        static.load_rows(local_model(name_or_folder))
+        static.load_rows(local_model(str(name_or_folder)))
         return static.eval()
     set_dropout(config, dropout, attention_dropout)
     backbone: nn.Module = load_weights(

@@ -117,7 +117,7 @@ def test_a_folder_that_transformers_wrote_of_one_is_read(tmp_path: Path) -> None
     opened = BiEncoder.from_pretrained(str(tmp_path), model.settings).question_model.backbone
     assert (opened.words.weight == rows.half().to(rows)).all() and not opened.training
     save_file({"words.weight": rows[:-1].contiguous()}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match="of another shape: words.weight"):
+    with pytest.raises(InputError, match="of another shape: words"):
         BiEncoder.from_pretrained(str(tmp_path), model.settings)
 
 
