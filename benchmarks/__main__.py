@@ -33,7 +33,7 @@ benchmarks --only training,search --out benchmarks/results/benchmarks.md` measur
 that is read at one token only, the keys and values of all tokens and the rest of that one. The peak is an fp32 matrix product (2048^3)
 timed beside each run. Nothing here was measured on a GPU: not training, not encoding, not search. Measured elsewhere: whole trainings, by
 sentence-transformers' own trainer and ours ([compare_peers](compare_peers.md)), [memory](memory.md),
-[mining](negatives.md#speed-of-mining), [many processes](scaling.md), [pools of rows that share words](pools.md),
+[mining](negatives.md#speed-of-mining), [many processes](scaling.md), [global batches of rows that share words](global_batches.md),
 [large files](large_files.md), [indexes](indexes.md), [static encoders](static.md), what encoders and objectives are
 worth from scratch ([objectives](objectives_study.md), by `python -m benchmarks.study --data ../shared/data --out runs/study`).
 
@@ -63,7 +63,7 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
     ),
     "large_batch": lambda settings: large_batch.against_rival(settings.rounds),
     "gradient_caching": lambda settings: large_batch.against_itself(settings.rounds),
-    "gradient_caching_memory": lambda settings: large_batch.memory_of_pools(),
+    "gradient_caching_memory": lambda settings: large_batch.memory_of_global_batches(),
     "encoding": lambda settings: encoders.encoding(settings.rounds, settings.device),
     "large_model_encoding": lambda settings: encoders.encoding(
         settings.rounds, settings.device, encoders.LARGE

@@ -28,7 +28,7 @@ from benchmarks.page import Ratio, Section
 from dpr.core.distributed import Ranks
 from dpr.core.logs import configure_logging
 from dpr.data.collator import Collator
-from dpr.data.loader import cut_into_pools, pool_loader
+from dpr.data.loader import batch_loader, cut_into_batches
 from dpr.data.tokens import open_tokens
 
 BATCH, LENGTH, MEGABYTES = 32, 256, 40
@@ -85,18 +85,18 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     building = time.perf_counter() - start
     source = token_store.open_stored(arguments, tensorizer)
     collator = Collator(tensorizer, num_hard=1, num_other=0, seed=1)
-    dataset = cut_into_pools(
+    dataset = cut_into_batches(
         [(source, token_store.OPTIONS)], collator, global_batch_size=BATCH, ranks=Ranks(), seed=1
     )
-    pools = dataset.iterator.pools_per_epoch
+    global_batches = dataset.iterator.batches_per_epoch
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     plain = Plain(rows, tensorizer.tokenizer)
     rates: dict[str, dict[str, list[float]]] = {}
     for case, workers in (("no worker", 0), ("one worker", 1), ("two workers", 2)):
         own = rates.setdefault(case, {"store": [], "plain": []})
         for _ in range(rounds):
-            order = map(divmod, itertools.count(), itertools.repeat(pools))
-            own["store"].append(_rate(pool_loader(dataset, order, num_workers=workers)))
+            order = map(divmod, itertools.count(), itertools.repeat(global_batches))
+            own["store"].append(_rate(batch_loader(dataset, order, num_workers=workers)))
             own["plain"].append(_rate(plain.loader(workers)))
     return {"rates": rates, "rows": len(rows), "megabytes": written["bytes"] / 1e6, "building_s": building}
 

@@ -1,5 +1,5 @@
 """Gradient caching: against sentence-transformers' cached loss at equal memory, against the direct step, and
-its memory from small pools to large ones.
+its memory from small global batches to large ones.
 
 Every case of memory runs in a process of its own; memory is the peak of anonymous resident memory above what
 imports and model take. ``python -m benchmarks.large_batch`` prints the last two.
@@ -70,7 +70,7 @@ def one_step(folder: str, size: int, max_tokens: int) -> None:
     memory = PeakMemory()
     step = CachedStep(model, BiEncoderNllLoss(), max_tokens=max_tokens, ranks=Ranks(), device=CPU)
     start = time.perf_counter()
-    result = step(batch, num_pools=1, is_last=True)
+    result = step(batch, num_batches=1, is_last=True)
     seconds = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "mb": memory.mb, "loss": float(result.loss) / size}))
 
@@ -97,7 +97,7 @@ def against_direct(folder: Path, rounds: int, size: int) -> dict[str, list[float
 
 def _seconds(step: Step, batch: BiEncoderBatch, model: nn.Module) -> float:
     start = time.perf_counter()
-    step(batch, num_pools=1, is_last=True)
+    step(batch, num_batches=1, is_last=True)
     elapsed = time.perf_counter() - start
     model.zero_grad()
     return elapsed
@@ -167,7 +167,7 @@ def against_rival(rounds: int) -> Section:
         found = equal_memory.take_turns(Path(temporary), budgets, rounds)
     size = equal_memory.BATCH
     what = (
-        f"One pool of {size} questions and {2 * size} passages ({load_texts(2 * size).source} texts truncated"
+        f"One global batch of {size} questions and {2 * size} passages ({load_texts(2 * size).source} texts truncated"
         f" at {equal_memory.LENGTH} tokens), BERT of 4 layers x 256, dropout {equal_memory.DROPOUT:g},"
         " optimizer included, each side in a separate process, in turns. sentence-transformers runs its"
         " CachedMultipleNegativesRankingLoss with its default mini_batch_size; our grad_cache_tokens was"
@@ -176,7 +176,7 @@ def against_rival(rounds: int) -> Section:
     )
     tokens = int(found["dpr"][0]["tokens"])
     what += (
-        f" Of the pool's {tokens:,} tokens ours computes those twice that it may not hold,"
+        f" Of the global batch's {tokens:,} tokens ours computes those twice that it may not hold,"
         f" {max(0, 1 - budgets['dpr'] / tokens):.0%}; the other side computes all of them twice, and their"
         " padding."
     )
@@ -198,18 +198,18 @@ def against_itself(rounds: int) -> Section:
     """What caching costs."""
     size = 64
     what = (
-        f"Pools of {size} questions and {2 * size} passages, BERT of 4 layers x 256, dropout 0.1; a direct"
+        f"Global batches of {size} questions and {2 * size} passages, BERT of 4 layers x 256, dropout 0.1; a direct"
         " step is taken before each cached one. What is held is not computed twice. Of a step's operations"
         " forward is a third, so computing it twice makes 1.33 times the direct step."
     )
     return Section("Cost of gradient caching", f"{what}\n\n{direct_table(rounds, size)}")
 
 
-def memory_of_pools() -> Section:
-    """How memory grows with the pool."""
+def memory_of_global_batches() -> Section:
+    """How memory grows with the global batch."""
     what = (
         "One step with grad_cache_tokens=8192, questions of 12 tokens and passages of 32, each in a process"
-        " of its own. The pool's vectors and their gradients are in it; of the graphs as many tokens fewer"
+        " of its own. The global batch's vectors and their gradients are in it; of the graphs as many tokens fewer"
         " are held as these take."
     )
     table = memory_table(MEMORY_CASES)

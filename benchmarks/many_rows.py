@@ -76,16 +76,16 @@ def convert(file: Path, rows: int) -> dict[str, float]:
 
 
 def epoch(file: Path, rows: int) -> dict[str, float]:
-    """A later opening, then all pools of an epoch in order; of some of them the rows are read."""
+    """A later opening, then all global batches of an epoch in order; of some of them the rows are read."""
     with Watch() as watch:
         seconds, data = _opened(file, rows)
         order = ShardedDataIterator(len(data), global_batch_size=BATCH, seed=1)
         started = time.perf_counter()
         order.rows(0)
         first, read = time.perf_counter() - started, 0
-        for pool in range(order.num_pools):
-            numbers = order.rows(pool)
-            if pool % READ_EVERY == 0:
+        for global_batch in range(order.num_batches):
+            numbers = order.rows(global_batch)
+            if global_batch % READ_EVERY == 0:
                 read += sum(
                     bool(data.known_positives(int(row))) and bool(data[int(row)].positives) for row in numbers
                 )

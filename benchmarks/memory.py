@@ -164,9 +164,11 @@ def rows(folder: Path) -> Iterator[Row]:
         "the same, each of 2 processes of a group", measure("reading", folder, processes=2).growth, 150 * MEBI
     )
     measure("conversion_dev", folder)
-    pool = f"{SIZES.questions:,} questions x {SIZES.questions * SIZES.passages_per_question:,} passages"
+    global_batch = (
+        f"{SIZES.questions:,} questions x {SIZES.questions * SIZES.passages_per_question:,} passages"
+    )
     yield Row(
-        f"average rank of {pool}, vectors of {SIZES.dimension}",
+        f"average rank of {global_batch}, vectors of {SIZES.dimension}",
         measure("average_rank", folder).growth,
         300 * MEBI,
     )

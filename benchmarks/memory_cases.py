@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTo
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage
 from dpr.data.collator import Collator
-from dpr.data.loader import cut_into_pools
+from dpr.data.loader import cut_into_batches
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.job import embed_shard
@@ -135,19 +135,19 @@ def reading(folder: Path) -> None:
     """One epoch of this rank's batches, from the file that was converted before."""
     with process_group("cpu"):
         collator = Collator(Tensorizer.load(folder / "encoder", sequence_length=256), num_hard=1, num_other=1)
-        pools = cut_into_pools(
+        global_batches = cut_into_batches(
             [(_open(folder, "train.json"), DataSetSettings())],
             collator,
             global_batch_size=16,
             ranks=current_ranks(),
             seed=0,
         )
-        for _ in _batches(pools):
+        for _ in _batches(global_batches):
             pass
 
 
-def _batches(pools: Any) -> Iterator[Any]:
-    return (pools[0, number] for number in range(pools.iterator.pools_per_epoch))
+def _batches(global_batches: Any) -> Iterator[Any]:
+    return (global_batches[0, number] for number in range(global_batches.iterator.batches_per_epoch))
 
 
 def average_rank(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.scaling``: what sharing a pool between processes costs on a machine whose cores do
+"""``python -m benchmarks.scaling``: what sharing a global batch between processes costs on a machine whose cores do
 not become more.
 
-1. The same pool of questions on 1, 2 and 4 processes, one thread each, all on one core: work that is shared
+1. The same global batch of questions on 1, 2 and 4 processes, one thread each, all on one core: work that is shared
    costs nothing more, so what a step takes longer is what processes cost (messages, and each its own update
    of all weights).
 2. The collectives of a step one by one: each is entered together, after a barrier, so that its own time and
@@ -9,7 +9,7 @@ not become more.
    nothing could be hidden.
 3. Two processes on two cores, gathering beside the question tower's work and gathering while everything
    waits, in turns.
-4. What every rank does for the whole pool, however many share it: finding which contexts count.
+4. What every rank does for the whole global batch, however many share it: finding which contexts count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dpr.losses.candidates import find_candidates
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
-from dpr.training import pool_gather
+from dpr.training import global_batch_gather
 from dpr.training.compute import data_parallel
 from dpr.training.optimizer import make_optimizer
 from dpr.training.settings import OptimizerSettings
@@ -110,14 +110,14 @@ def timed_collectives(watch: Stopwatch, model: nn.Module) -> Iterator[None]:
 
 
 class Training:
-    """This rank's share of the work: ``pool`` questions over all ranks, two towers, two passages a
+    """This rank's share of the work: ``global_batch`` questions over all ranks, two towers, two passages a
     question."""
 
-    def __init__(self, folder: str, pool: int) -> None:
+    def __init__(self, folder: str, global_batch: int) -> None:
         ranks = current_ranks()
         torch.manual_seed(0)
         model = BiEncoder.from_pretrained(folder, EncoderSettings(sequence_length=256), dropout=0.1).train()
-        shares = our_batches(model, load_texts(8 * pool), batch=pool // ranks.world_size)
+        shares = our_batches(model, load_texts(8 * global_batch), batch=global_batch // ranks.world_size)
         self.batches: Sequence[BiEncoderBatch] = shares[ranks.rank :: ranks.world_size]
         self.model = data_parallel(model, ranks, CPU)
         self._optimizer = make_optimizer(model, OptimizerSettings())
@@ -131,7 +131,7 @@ class Training:
         self._number += 1
         barrier()
         start = time.perf_counter()
-        self._step(batch, num_pools=1, is_last=True)
+        self._step(batch, num_batches=1, is_last=True)
         self.watch.time(UPDATE, self._update)
         return time.perf_counter() - start
 
@@ -141,14 +141,14 @@ class Training:
 
 
 def seconds_of_steps(
-    folder: str, pool: int, steps: int, cores: Sequence[int]
+    folder: str, global_batch: int, steps: int, cores: Sequence[int]
 ) -> tuple[list[float], dict[str, float]]:
     """Seconds of each step as training does it, and then seconds a step by name when every collective is done
     by itself."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
-        training = Training(folder, pool)
+        training = Training(folder, global_batch)
         for _ in range(3):  # buckets are laid out again after the first
             training.step()
         seconds = [training.step() for _ in range(steps)]
@@ -167,14 +167,14 @@ def _gather_at_once(local: Tensor) -> Callable[[], Tensor]:
     return lambda: rows
 
 
-def both_ways(folder: str, pool: int, rounds: int) -> list[float]:
+def both_ways(folder: str, global_batch: int, rounds: int) -> list[float]:
     """How many times longer a step takes that waits for its gather at once, by round."""
-    training, start_gather = Training(folder, pool), pool_gather.start_gather
+    training, start_gather = Training(folder, global_batch), global_batch_gather.start_gather
     ratios = []
     for number in range(rounds + 2):
         seconds = []
         for blocking in (True, False):
-            pool_gather.start_gather = _gather_at_once if blocking else start_gather
+            global_batch_gather.start_gather = _gather_at_once if blocking else start_gather
             seconds.append(sum(training.step() for _ in range(2)))
         if number >= 2:
             ratios.append(seconds[0] / seconds[1])
@@ -208,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pool", type=int, default=32)
+    parser.add_argument("--global batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
@@ -225,7 +225,7 @@ def main() -> None:
         parts = {}
         for world_size in (1, 2, 4):
             steps, parts[world_size] = run_on_ranks(
-                seconds_of_steps, world_size, folder, arguments.pool, arguments.steps, [core]
+                seconds_of_steps, world_size, folder, arguments.global_batch, arguments.steps, [core]
             )[0]
             median, own = statistics.median(steps), parts[world_size]
             alone = alone or median
@@ -241,13 +241,13 @@ def main() -> None:
         print("\n| ms a step, each by itself | 2 processes | 4 processes |\n|---|---:|---:|")
         for name in (*COLLECTIVES, WAITING, UPDATE, "whole"):
             print(f"| {name} | {1e3 * parts[2][name]:.1f} | {1e3 * parts[4][name]:.1f} |", flush=True)
-        ratios = run_on_ranks(both_ways, 2, folder, arguments.pool, arguments.steps)[0]
+        ratios = run_on_ranks(both_ways, 2, folder, arguments.global_batch, arguments.steps)[0]
         low, high = min(ratios), max(ratios)
         print(
             f"\nwaiting for the gather at once / beside the work: {statistics.median(ratios):.3f} ({low:.3f}"
             f" to {high:.3f})"
         )
-    print("\n| slots of the pool | finding what counts, ms |\n|---:|---:|")
+    print("\n| slots of the global batch | finding what counts, ms |\n|---:|---:|")
     for slots in (256, 2048, 16384, 131072):
         print(f"| {slots:,} | {1e3 * seconds_of_candidates(slots):.1f} |", flush=True)
 

@@ -28,12 +28,12 @@ class Case:
     parameters: float = 220e6
 
     @property
-    def pool(self) -> int:
+    def global_batch(self) -> int:
         return self.ranks * self.questions
 
     @property
     def contexts(self) -> int:
-        return self.pool * self.slots
+        return self.global_batch * self.slots
 
     @property
     def gather_bytes(self) -> float:
@@ -70,12 +70,14 @@ CASES = [Case(8, 16), Case(8, 128), Case(8, 1024), Case(64, 16), Case(64, 128), 
 
 
 def main() -> None:
-    print("| GPUs | B | pool Q | slots M | gather + sum, MB | gradients, MB | scores, MB | loss, GFLOP |")
+    print(
+        "| GPUs | B | global batch Q | slots M | gather + sum, MB | gradients, MB | scores, MB | loss, GFLOP |"
+    )
     print("|" + "---:|" * 8)
     for case in CASES:
         scores = f"{case.scores * 4 / 1e6:,.1f}" + (" (blocks: 16.8)" if case.scores > BLOCK_SCORES else "")
         print(
-            f"| {case.ranks} | {case.questions:,} | {case.pool:,} | {case.contexts:,} |"
+            f"| {case.ranks} | {case.questions:,} | {case.global_batch:,} | {case.contexts:,} |"
             f" {2 * case.gather_bytes / 1e6:,.1f} | {case.gradient_bytes / 1e6:,.0f} | {scores} |"
             f" {case.loss_flops / 1e9:,.1f} |"
         )

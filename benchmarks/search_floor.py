@@ -34,7 +34,7 @@ how do I resume a training that was killed
 train on several GPUs
 which file formats can I use for training data
 how to mine hard negatives with BM25
-what does the effective rank of a pool mean
+what does the effective rank of a global batch mean
 serve a model over http with a token
 how to export to sentence-transformers
 compare two runs for significance

@@ -83,7 +83,7 @@ def our_training(
     def work() -> list[float]:
         results = []
         for batch in batches:
-            results.append(step(batch, num_pools=1, is_last=True))
+            results.append(step(batch, num_batches=1, is_last=True))
             _update(model, optimizer)
         return [float(result.loss) / result.num_questions for result in results]
 

@@ -28,7 +28,7 @@ from dpr.core.distributed import Ranks
 from dpr.core.logs import configure_logging
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator
-from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader
+from dpr.data.loader import GlobalBatchDataset, batch_loader, cut_into_batches
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
@@ -134,16 +134,16 @@ def _reading(arguments: argparse.Namespace, open_source: Callable[..., Any]) -> 
     random order."""
     tensorizer = open_tensorizer(arguments)
     before, started = rss_anon(), time.perf_counter()
-    dataset = pools(open_source(arguments, tensorizer), tensorizer)
+    dataset = global_batches(open_source(arguments, tensorizer), tensorizer)
     first_batch = dataset[0, 0]
     figures: dict[str, Any] = {"first_batch_s": time.perf_counter() - started, "questions": len(first_batch)}
     count, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < arguments.seconds:
-        dataset[divmod(count, dataset.iterator.pools_per_epoch)]
+        dataset[divmod(count, dataset.iterator.batches_per_epoch)]
         count += 1
     figures |= {"batches_per_s": count / elapsed, "rss_anon_mb": rss_anon() - before}
-    order = map(divmod, itertools.count(), itertools.repeat(dataset.iterator.pools_per_epoch))
-    batches = iter(pool_loader(dataset, order))
+    order = map(divmod, itertools.count(), itertools.repeat(dataset.iterator.batches_per_epoch))
+    batches = iter(batch_loader(dataset, order))
     next(batches)
     count, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < arguments.seconds:
@@ -156,12 +156,12 @@ def _reading(arguments: argparse.Namespace, open_source: Callable[..., Any]) -> 
 PHASES = {"write": write, "parse": parse, "build": build, "from_store": from_store, "from_text": from_text}
 
 
-def pools(source: TrainingSet | StoredTokens, tensorizer: Tensorizer) -> PoolDataset:
+def global_batches(source: TrainingSet | StoredTokens, tensorizer: Tensorizer) -> GlobalBatchDataset:
     """The batches of the quickstart: 96 questions, no hard negatives, windows of 48 tokens, a tenth
     masked."""
     augmentation = Augmentation(crop_tokens=48, mask_probability=0.1)
     collator = Collator(tensorizer, num_hard=0, num_other=0, seed=1, augmentation=augmentation)
-    return cut_into_pools([(source, OPTIONS)], collator, global_batch_size=BATCH, ranks=Ranks(), seed=1)
+    return cut_into_batches([(source, OPTIONS)], collator, global_batch_size=BATCH, ranks=Ranks(), seed=1)
 
 
 def open_text(arguments: argparse.Namespace) -> TrainingSet:

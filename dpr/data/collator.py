@@ -53,7 +53,7 @@ class DataRow(NamedTuple):
     number in the run.
 
     ``known_positives`` are all passages known to answer its question. ``namespace`` is the name of its set;
-    ids of passages count within it. ``lap`` is the number of complete passes over the set before this one.
+    ids of passages count within it. ``pass_number`` is the number of complete passes over the set before this one.
     """
 
     sample: AnySample
@@ -62,7 +62,7 @@ class DataRow(NamedTuple):
     namespace: str
     options: DataSetSettings
     dataset: int = 0
-    lap: int = 0
+    pass_number: int = 0
 
 
 def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
@@ -171,7 +171,7 @@ class Collator:
         generator = None
         # it costs as much as reading a sample
         if self.seed is not None and (self.width > 1 or options.shuffle_positives):
-            generator = generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
+            generator = generator_for(NEGATIVES, self.seed, row.pass_number, row.dataset, row.number)
         if options.exclude_gold:
             positives = [passage for passage in positives if passage.has_score] or positives
         place = 0
@@ -234,7 +234,7 @@ class Collator:
         return [None if passage is None else next(encoded) for passage in slots]
 
     def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
-        return generator_for(AUGMENT, self.seed or 0, row.lap, row.dataset, row.number, slot)
+        return generator_for(AUGMENT, self.seed or 0, row.pass_number, row.dataset, row.number, slot)
 
 
 def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
@@ -245,7 +245,7 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
         raise ConfigError(
             f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside"
-            f" datasets.{other}.encoder_type={second} are mutually exclusive: a pool goes through the towers"
+            f" datasets.{other}.encoder_type={second} are mutually exclusive: a global batch goes through the towers"
             " as one; give both sets one encoder_type, or leave train.sampling.mixed out"
         )
     return next(iter(names), "")

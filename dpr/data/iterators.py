@@ -1,4 +1,4 @@
-"""Iterators over global batches (pools in the code), and the share of an epoch that each train set gives. An
+"""Iterators over global batches (global batches in the code), and the share of an epoch that each train set gives. An
 iterator is a function from (epoch, global batch) to row numbers; the only state of a run is the number of
 global batches it has done.
 
@@ -23,7 +23,7 @@ import numpy as np
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.seeding import generator_for
-from dpr.data.order import LENGTHS, MIXTURE, LapOrder, group, permutation, pool_schedule, rank_slice
+from dpr.data.order import LENGTHS, MIXTURE, PassOrder, batch_schedule, group, permutation, rank_slice
 from dpr.data.settings import SamplingSettings
 
 logger = get_logger(__name__)
@@ -41,33 +41,39 @@ class Sampling(SamplingSettings):
         self.check("train.sampling.")
         self.check_shares(self.rates)
 
-    def pools_of_sets(
-        self, num_rows: Sequence[int], num_pools: Sequence[int], names: Sequence[str]
+    def batches_of_sets(
+        self, num_rows: Sequence[int], num_batches: Sequence[int], names: Sequence[str]
     ) -> tuple[int, ...]:
         """Returns the number of global batches that each set contributes to an epoch if each comes from one
-        set. ``num_pools`` are those of one pass over the set.
+        set. ``num_batches`` are those of one pass over the set.
 
         Raises:
             ConfigError: the number of shares is wrong, a set with a share is smaller than a global batch, no
             set contributes a global batch.
         """
         shares = self._shares(num_rows)
-        for share, pools, rows, name in zip(shares, num_pools, num_rows, names, strict=True):
-            if share > 0 and pools == 0:
+        for share, global_batches, rows, name in zip(shares, num_batches, num_rows, names, strict=True):
+            if share > 0 and global_batches == 0:
                 raise ConfigError(
-                    f"{name}: {rows:,} rows do not fill a single pool, which is a batch of every process; lower"
+                    f"{name}: {rows:,} rows do not fill a single global batch, which is a batch of every process; lower"
                     " train.batch_size or the number of processes, or join it with larger sets by"
                     " train.sampling.mixed=true"
                 )
         if self.weights is None and self.temperature is None:
-            rates = self.rates or [1.0] * len(num_pools)
-            counts = tuple(int(pools * rate) for pools, rate in zip(num_pools, rates, strict=True))
+            rates = self.rates or [1.0] * len(num_batches)
+            counts = tuple(
+                int(global_batches * rate) for global_batches, rate in zip(num_batches, rates, strict=True)
+            )
         else:
-            total = sum(pools for pools, share in zip(num_pools, shares, strict=True) if share > 0)
+            total = sum(
+                global_batches for global_batches, share in zip(num_batches, shares, strict=True) if share > 0
+            )
             counts = largest_remainder(total, shares)
         return _checked(counts, shares, names)
 
-    def rows_of_sets(self, num_rows: Sequence[int], pool_size: int, names: Sequence[str]) -> tuple[int, ...]:
+    def rows_of_sets(
+        self, num_rows: Sequence[int], global_batch_size: int, names: Sequence[str]
+    ) -> tuple[int, ...]:
         """Returns the number of rows that each set contributes to an epoch of mixed global batches; together
         they fill whole global batches.
 
@@ -79,7 +85,9 @@ class Sampling(SamplingSettings):
         rows = sum(
             count * rate for count, rate, share in zip(num_rows, rates, shares, strict=True) if share > 0
         )
-        return _checked(largest_remainder(int(rows) // pool_size * pool_size, shares), shares, names)
+        return _checked(
+            largest_remainder(int(rows) // global_batch_size * global_batch_size, shares), shares, names
+        )
 
     def _shares(self, num_rows: Sequence[int]) -> np.ndarray:
         """Returns the shares of the sets, which sum to 1."""
@@ -112,24 +120,24 @@ def largest_remainder(total: int, shares: np.ndarray) -> tuple[int, ...]:
 def _checked(counts: tuple[int, ...], shares: np.ndarray, names: Sequence[str]) -> tuple[int, ...]:
     if sum(counts) == 0:
         raise ConfigError(
-            "no data set contributes a pool; raise train_sampling_rates or lower train.batch_size"
+            "no data set contributes a global batch; raise train_sampling_rates or lower train.batch_size"
         )
     for count, share, name in zip(counts, shares, names, strict=True):
         if share > 0 and count == 0:
             logger.warning(
-                "%s is left out, since its share of an epoch is less than one pool; give it a larger weight",
+                "%s is left out, since its share of an epoch is less than one global batch; give it a larger weight",
                 name,
             )
     return counts
 
 
-class PoolRows(NamedTuple):
+class GlobalBatchRows(NamedTuple):
     """This rank's part of one global batch, row by row, (B,) each: data set, row number in it, and number of
     complete passes over the set before."""
 
     datasets: np.ndarray
     rows: np.ndarray
-    laps: np.ndarray
+    passes: np.ndarray
 
 
 def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
@@ -147,7 +155,7 @@ class ShardedDataIterator:
 
     The global batches are the same for any number of ranks that divides ``global_batch_size``. If the data
     set does not divide into global batches, other rows are left over in each pass. With ``features`` of the
-    rows, global batches have rows that are alike. A pass has ``num_pools`` global batches. Replaces DPR's
+    rows, global batches have rows that are alike. A pass has ``num_batches`` global batches. Replaces DPR's
     class of the same name, whose shards wrapped around.
     """
 
@@ -165,15 +173,17 @@ class ShardedDataIterator:
         self._slice = _share(global_batch_size, rank, world_size)
         self.num_rows = num_rows
         self.global_batch_size = global_batch_size
-        self.num_pools = num_rows // global_batch_size
-        self._order = LapOrder(num_rows, seed, dataset, features=features, pool_size=global_batch_size)
+        self.num_batches = num_rows // global_batch_size
+        self._order = PassOrder(
+            num_rows, seed, dataset, features=features, global_batch_size=global_batch_size
+        )
 
-    def rows(self, pool: int) -> np.ndarray:
-        """Returns this rank's row numbers of a global batch. From ``num_pools`` on, it belongs to the next
+    def rows(self, global_batch: int) -> np.ndarray:
+        """Returns this rank's row numbers of a global batch. From ``num_batches`` on, it belongs to the next
         pass, in another order."""
-        lap, pool = divmod(pool, self.num_pools)
-        start = pool * self.global_batch_size
-        return self._order(lap)[start : start + self.global_batch_size][self._slice]
+        pass_number, global_batch = divmod(global_batch, self.num_batches)
+        start = global_batch * self.global_batch_size
+        return self._order(pass_number)[start : start + self.global_batch_size][self._slice]
 
 
 class MultiSetDataIterator:
@@ -197,35 +207,36 @@ class MultiSetDataIterator:
         self._iterators = list(iterators)
         self._seed = seed
         num_rows = [item.num_rows for item in iterators]
-        self._num_pools = [item.num_pools for item in iterators]
-        self.counts = (sampling or Sampling()).pools_of_sets(num_rows, self._num_pools, names)
+        self._num_batches = [item.num_batches for item in iterators]
+        self.counts = (sampling or Sampling()).batches_of_sets(num_rows, self._num_batches, names)
         """Number of global batches that each set contributes to an epoch; for ``MixedDataIterator``, of
         rows."""
-        self.pools_per_epoch = sum(self.counts)
+        self.batches_per_epoch = sum(self.counts)
 
-    def pool(self, epoch: int, index: int) -> PoolRows:
+    def global_batch(self, epoch: int, index: int) -> GlobalBatchRows:
         """Returns this rank's part of global batch ``index`` of an epoch."""
-        schedule = pool_schedule(self.counts, self._seed, epoch)
+        schedule = batch_schedule(self.counts, self._seed, epoch)
         dataset = int(schedule[index])
         number = int(np.count_nonzero(schedule[:index] == dataset)) if len(self._iterators) > 1 else index
         number += epoch * self.counts[dataset]
         rows = self._iterators[dataset].rows(number)
-        return PoolRows(
-            np.full(len(rows), dataset), rows, np.full(len(rows), number // self._num_pools[dataset])
+        return GlobalBatchRows(
+            np.full(len(rows), dataset), rows, np.full(len(rows), number // self._num_batches[dataset])
         )
 
     def identity(self) -> list[Any]:
         """Returns ``counts`` as a run's identity stores them."""
-        # Unless an epoch is exactly one lap over a set, the size of the lap is part of the order too.
+        # Unless an epoch is exactly one pass over a set, the size of the pass is part of the order too.
         return [
-            count if count == pools else [count, pools]
-            for count, pools in zip(self.counts, self._num_pools, strict=True)
+            count if count == global_batches else [count, global_batches]
+            for count, global_batches in zip(self.counts, self._num_batches, strict=True)
         ]
 
-    def laps(self) -> list[float]:
+    def passes(self) -> list[float]:
         """Returns the number of passes over each set in an epoch."""
         return [
-            count / pools if pools else 0.0 for count, pools in zip(self.counts, self._num_pools, strict=True)
+            count / global_batches if global_batches else 0.0
+            for count, global_batches in zip(self.counts, self._num_batches, strict=True)
         ]
 
 
@@ -252,56 +263,60 @@ class MixedDataIterator:
     ) -> None:
         names = names or [f"data set {number}" for number in range(len(num_rows))]
         self._slice = _share(global_batch_size, rank, world_size)
-        self._pool_size = global_batch_size
+        self._global_batch_size = global_batch_size
         self._seed = seed
         self._num_rows = list(num_rows)
         self._features = features
         self.counts = (sampling or Sampling()).rows_of_sets(num_rows, global_batch_size, names)
-        self.pools_per_epoch = sum(self.counts) // global_batch_size
+        self.batches_per_epoch = sum(self.counts) // global_batch_size
         pairs = zip(self.counts, num_rows, strict=True)
-        self._lap_rows = [count if 0 <= rows - count < global_batch_size else rows for count, rows in pairs]
-        self._epoch, self._rows = -1, PoolRows(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+        self._pass_rows = [count if 0 <= rows - count < global_batch_size else rows for count, rows in pairs]
+        self._epoch, self._rows = -1, GlobalBatchRows(*(np.empty(0, dtype=np.int64) for _ in range(3)))
 
-    def pool(self, epoch: int, index: int) -> PoolRows:
+    def global_batch(self, epoch: int, index: int) -> GlobalBatchRows:
         if self._epoch != epoch:
             self._rows = self._rows_of(epoch)
             self._epoch = epoch
-        start = index * self._pool_size
-        return PoolRows(*(part[start : start + self._pool_size][self._slice] for part in self._rows))
+        start = index * self._global_batch_size
+        return GlobalBatchRows(
+            *(part[start : start + self._global_batch_size][self._slice] for part in self._rows)
+        )
 
     def identity(self) -> list[Any]:
         return list(self.counts)
 
-    def laps(self) -> list[float]:
+    def passes(self) -> list[float]:
         return [
-            count / rows if rows else 0.0 for count, rows in zip(self.counts, self._lap_rows, strict=True)
+            count / rows if rows else 0.0 for count, rows in zip(self.counts, self._pass_rows, strict=True)
         ]
 
-    def _rows_of(self, epoch: int) -> PoolRows:
+    def _rows_of(self, epoch: int) -> GlobalBatchRows:
         """Returns all rows of an epoch in the order of its global batches. They are kept, 14 bytes a row."""
         sets = [self._rows_of_set(epoch, dataset) for dataset in range(len(self.counts))]
-        rows, laps = (np.concatenate([part[column] for part in sets]) for column in range(2))
+        rows, passes = (np.concatenate([part[column] for part in sets]) for column in range(2))
         datasets = np.repeat(np.arange(len(sets), dtype=np.uint16), self.counts)
         order = generator_for(MIXTURE, self._seed, epoch).permutation(len(rows))
         if self._features is not None:
             features = np.concatenate([self._features[number][part[0]] for number, part in enumerate(sets)])[
                 order
             ]
-            order = order[group(features, self._pool_size, generator_for(LENGTHS, self._seed, epoch))]
-        return PoolRows(datasets[order], rows[order], laps[order])
+            order = order[group(features, self._global_batch_size, generator_for(LENGTHS, self._seed, epoch))]
+        return GlobalBatchRows(datasets[order], rows[order], passes[order])
 
     def _rows_of_set(self, epoch: int, dataset: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the row numbers of one set in the epoch, and the pass that each belongs to."""
         count = self.counts[dataset]
         if not count:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
-        laps, places = np.divmod(np.arange(epoch * count, (epoch + 1) * count), self._lap_rows[dataset])
+        passes, places = np.divmod(np.arange(epoch * count, (epoch + 1) * count), self._pass_rows[dataset])
         rows = [
-            permutation(self._num_rows[dataset], self._seed, lap, dataset)[places[laps == lap]]
-            for lap in range(int(laps[0]), int(laps[-1]) + 1)
+            permutation(self._num_rows[dataset], self._seed, pass_number, dataset)[
+                places[passes == pass_number]
+            ]
+            for pass_number in range(int(passes[0]), int(passes[-1]) + 1)
         ]
-        return np.concatenate(rows), laps.astype(np.int32)
+        return np.concatenate(rows), passes.astype(np.int32)
 
 
-PoolIterator = MultiSetDataIterator | MixedDataIterator
+GlobalBatchIterator = MultiSetDataIterator | MixedDataIterator
 """Iterators that cut all train sets, together, into global batches."""

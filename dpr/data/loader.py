@@ -20,10 +20,10 @@ from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
 from dpr.data.iterators import (
+    GlobalBatchIterator,
+    GlobalBatchRows,
     MixedDataIterator,
     MultiSetDataIterator,
-    PoolIterator,
-    PoolRows,
     Sampling,
     ShardedDataIterator,
 )
@@ -43,41 +43,45 @@ def data_row(
     options: DataSetSettings,
     *,
     dataset: int = 0,
-    lap: int = 0,
+    pass_number: int = 0,
     seed: int | None = None,
 ) -> DataRow:
     """Reads one row of a set. In training, with a ``seed``, a set that draws its samples gives the one of
     this pass over it."""
     drawn = getattr(source, "drawn", None)  # of a set whose rows give another sample in each pass over it
     if seed is not None and drawn is not None:
-        sample = drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
-        return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, lap)
-    return DataRow(source[number], number, source.known_positives(number), source.name, options, dataset, lap)
+        sample = drawn(number, generator_for(PAIRS, seed, pass_number, dataset, number))
+        return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, pass_number)
+    return DataRow(
+        source[number], number, source.known_positives(number), source.name, options, dataset, pass_number
+    )
 
 
-class PoolDataset(Dataset[BiEncoderBatch]):
+class GlobalBatchDataset(Dataset[BiEncoderBatch]):
     """Maps (epoch, global batch) to this rank's batch."""
 
-    def __init__(self, sets: OpenedSets, iterator: PoolIterator, collator: Collator) -> None:
+    def __init__(self, sets: OpenedSets, iterator: GlobalBatchIterator, collator: Collator) -> None:
         self.sources = [source for source, _ in sets]
         self.options = [options for _, options in sets]
         self.iterator = iterator
         self.collator = collator
 
     def __getitem__(self, key: tuple[int, int]) -> BiEncoderBatch:
-        return self.collator(self.read(self.iterator.pool(*key)))
+        return self.collator(self.read(self.iterator.global_batch(*key)))
 
-    def read(self, pool: PoolRows) -> list[DataRow]:
+    def read(self, global_batch: GlobalBatchRows) -> list[DataRow]:
         """Reads the rows of a global batch."""
         seed = self.collator.seed
-        places = zip(*(part.tolist() for part in pool), strict=True)
+        places = zip(*(part.tolist() for part in global_batch), strict=True)
         return [
-            data_row(self.sources[set_], row, self.options[set_], dataset=set_, lap=lap, seed=seed)
-            for set_, row, lap in places
+            data_row(
+                self.sources[set_], row, self.options[set_], dataset=set_, pass_number=pass_number, seed=seed
+            )
+            for set_, row, pass_number in places
         ]
 
 
-def cut_into_pools(
+def cut_into_batches(
     sets: OpenedSets,
     collator: Collator,
     *,
@@ -85,7 +89,7 @@ def cut_into_pools(
     ranks: Ranks,
     seed: int,
     sampling: Sampling | None = None,
-) -> PoolDataset:
+) -> GlobalBatchDataset:
     """Returns this rank's part of the data sets' global batches of ``global_batch_size`` questions.
 
     Raises:
@@ -108,7 +112,7 @@ def cut_into_pools(
         "rank": ranks.rank,
         "world_size": ranks.world_size,
     }
-    iterator: PoolIterator
+    iterator: GlobalBatchIterator
     if sampling.mixed:
         one_encoder_type(zip(names, options, strict=True))
         iterator = MixedDataIterator(num_rows, **share, sampling=sampling, names=names, features=features)
@@ -120,7 +124,7 @@ def cut_into_pools(
             for number, rows in enumerate(num_rows)
         ]
         iterator = MultiSetDataIterator(parts, seed=seed, sampling=sampling, names=names)
-    return PoolDataset(sets, iterator, collator)
+    return GlobalBatchDataset(sets, iterator, collator)
 
 
 def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
@@ -197,8 +201,8 @@ class _ErrorsAsItems(Dataset[Item | Exception]):
             return error
 
 
-def pool_loader(
-    dataset: PoolDataset,
+def batch_loader(
+    dataset: GlobalBatchDataset,
     order: Iterable[tuple[int, int]],
     *,
     num_workers: int = 1,

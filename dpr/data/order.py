@@ -1,9 +1,8 @@
-"""Assignment of rows to global batches (pools in the code): pure functions of (seed, epoch, global batch),
+"""Assignment of rows to global batches (global batches in the code): pure functions of (seed, epoch, global batch),
 with no state and no history.
 
 The global batch (all ranks' questions of one forward) is defined first. Ranks then take consecutive slices of
-it, so the global batches do not depend on the number of ranks. A set's passes over its rows (laps in the
-code) follow each other through the epochs.
+it, so the global batches do not depend on the number of ranks. A set's passes over its rows follow each other through the epochs.
 """
 
 from __future__ import annotations
@@ -27,47 +26,57 @@ their products are whole numbers below 2^24, which float32 adds up without round
 is a number that is equal for rows with the same positive."""
 
 
-def permutation(num_rows: int, seed: int, lap: int, dataset: int) -> np.ndarray:
+def permutation(num_rows: int, seed: int, pass_number: int, dataset: int) -> np.ndarray:
     """Returns the order of a data set's rows in one pass over it."""
-    return generator_for(ROWS, seed, lap, dataset, 0).permutation(num_rows)
+    return generator_for(ROWS, seed, pass_number, dataset, 0).permutation(num_rows)
 
 
-class LapOrder:
+class PassOrder:
     """The order of the rows in the current pass over a data set. Only this one is kept, since it takes 8
     bytes per row.
 
-    With ``features`` (N,) of the rows, a pass is whole global batches of ``pool_size`` rows that are alike;
+    With ``features`` (N,) of the rows, a pass is whole global batches of ``global_batch_size`` rows that are alike;
     without, it is all rows as shuffled.
     """
 
     def __init__(
-        self, num_rows: int, seed: int, key: int, *, features: np.ndarray | None = None, pool_size: int = 1
+        self,
+        num_rows: int,
+        seed: int,
+        key: int,
+        *,
+        features: np.ndarray | None = None,
+        global_batch_size: int = 1,
     ) -> None:
         self._num_rows = num_rows
         self._seed = seed
         self._key = key
         self._features = features
-        self._pool_size = pool_size
-        self._lap = -1
+        self._global_batch_size = global_batch_size
+        self._pass_number = -1
         self._rows = np.empty(0, dtype=np.int64)
 
-    def __call__(self, lap: int) -> np.ndarray:
-        if self._lap != lap:
-            self._rows = self._of(lap)
-            self._lap = lap
+    def __call__(self, pass_number: int) -> np.ndarray:
+        if self._pass_number != pass_number:
+            self._rows = self._of(pass_number)
+            self._pass_number = pass_number
         return self._rows
 
-    def _of(self, lap: int) -> np.ndarray:
-        rows = permutation(self._num_rows, self._seed, lap, self._key)
+    def _of(self, pass_number: int) -> np.ndarray:
+        rows = permutation(self._num_rows, self._seed, pass_number, self._key)
         if self._features is None:
             return rows
-        rows = rows[: self._num_rows // self._pool_size * self._pool_size]
+        rows = rows[: self._num_rows // self._global_batch_size * self._global_batch_size]
         return rows[
-            group(self._features[rows], self._pool_size, generator_for(LENGTHS, self._seed, lap, self._key))
+            group(
+                self._features[rows],
+                self._global_batch_size,
+                generator_for(LENGTHS, self._seed, pass_number, self._key),
+            )
         ]
 
 
-def group(features: np.ndarray, pool_size: int, generator: np.random.Generator) -> np.ndarray:
+def group(features: np.ndarray, global_batch_size: int, generator: np.random.Generator) -> np.ndarray:
     """Returns places of shuffled rows in a new order: global batches hold rows that are alike, and follow
     each other at random.
 
@@ -75,17 +84,19 @@ def group(features: np.ndarray, pool_size: int, generator: np.random.Generator) 
     batches, each a row and those nearest to it by words (``features`` (N,) of ``WORDS``). 3. All global
     batches are shuffled, and the rows inside each, since ranks take consecutive slices.
 
-    The number of rows is a multiple of ``pool_size``.
+    The number of rows is a multiple of ``global_batch_size``.
     """
-    window = max(1, WINDOW_ROWS // pool_size) * pool_size
+    window = max(1, WINDOW_ROWS // global_batch_size) * global_batch_size
     starts = range(0, len(features), window)
-    orders = [start + nearest_together(features[start : start + window], pool_size) for start in starts]
+    orders = [
+        start + nearest_together(features[start : start + window], global_batch_size) for start in starts
+    ]
     places = np.concatenate(orders or [np.empty(0, dtype=np.int64)])
-    pools = generator.permuted(places.reshape(-1, pool_size), axis=1)
-    return pools[generator.permutation(len(pools))].reshape(-1)
+    global_batches = generator.permuted(places.reshape(-1, global_batch_size), axis=1)
+    return global_batches[generator.permutation(len(global_batches))].reshape(-1)
 
 
-def nearest_together(features: np.ndarray, pool_size: int) -> np.ndarray:
+def nearest_together(features: np.ndarray, global_batch_size: int) -> np.ndarray:
     """Returns places of rows (``WORDS``), one global batch after the other: the first row that is left, and
     those nearest to it.
 
@@ -95,23 +106,23 @@ def nearest_together(features: np.ndarray, pool_size: int) -> np.ndarray:
     vectors = features["vector"].astype(np.float32)
     positives = features["positive"]
     left = np.arange(len(features))
-    pools = list[np.ndarray]()
+    global_batches = list[np.ndarray]()
     while len(left):
         near = left[np.argsort(-(vectors @ vectors[left[0]])[left], kind="stable")]
         _, first = np.unique(positives[near], return_index=True)
         first.sort()
-        chosen = np.concatenate([near[first], np.delete(near, first)])[:pool_size]
-        pools.append(chosen)
+        chosen = np.concatenate([near[first], np.delete(near, first)])[:global_batch_size]
+        global_batches.append(chosen)
         left = left[~np.isin(left, chosen)]
-    return np.concatenate(pools)
+    return np.concatenate(global_batches)
 
 
 @lru_cache(maxsize=16)
-def pool_schedule(pools: tuple[int, ...], seed: int, epoch: int) -> np.ndarray:
-    """Returns the data set that each global batch of the epoch is drawn from: (sum(pools),). Data set i
-    occurs ``pools[i]`` times, in random order."""
-    schedule = np.repeat(np.arange(len(pools)), pools)
-    if len(pools) > 1:
+def batch_schedule(global_batches: tuple[int, ...], seed: int, epoch: int) -> np.ndarray:
+    """Returns the data set that each global batch of the epoch is drawn from: (sum(global batches),). Data set i
+    occurs ``global_batches[i]`` times, in random order."""
+    schedule = np.repeat(np.arange(len(global_batches)), global_batches)
+    if len(global_batches) > 1:
         generator_for(SCHEDULE, seed, epoch).shuffle(schedule)
     schedule.flags.writeable = False
     return schedule

@@ -47,7 +47,7 @@ def symptoms(run: Training) -> Iterator[Symptom]:
         found = _mean(accuracy[-max(1, len(accuracy) // 4) :])
         seen = (
             f"loss {start_loss:.3f} over the first quarter of the log, {end_loss:.3f} over the last; {found:.1%}"
-            " find their positive in the pool"
+            " find their positive in the global batch"
         )
         temperature = run.settings.get("loss.temperature")
         is_normalised = run.settings.get("encoder.normalize", "").lower() == "true"
@@ -87,7 +87,7 @@ def symptoms(run: Training) -> Iterator[Symptom]:
     if ranks and ranks[-1] < min(3.0, max(ranks) / 4):
         yield Symptom(
             "The vectors collapse",
-            f"the effective rank of a pool's passages was {max(ranks):.1f} and is {ranks[-1]:.1f}: they all have"
+            f"the effective rank of a global batch's passages was {max(ranks):.1f} and is {ranks[-1]:.1f}: they all have"
             " nearly the same vector",
             "start anew with a lower train.learning_rate, a tenth of it, or more train.warmup_steps",
         )

@@ -10,7 +10,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.data.loader import PoolDataset
+from dpr.data.loader import GlobalBatchDataset
 from dpr.data.tensorizer import Tensorizer
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
@@ -40,25 +40,25 @@ def explain(config: ExplainCommand) -> Iterator[str]:
     )
     sets = [(source, options.agreed(source.name, tensorizer.text)) for source, options in opened]
     stored = stored_value(config.output_dir, config, "train.global_batch_size")
-    pool_size = config.train.global_batch_size or int(stored) or config.train.batch_size
-    plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
+    global_batch_size = config.train.global_batch_size or int(stored) or config.train.batch_size
+    plan = make_plan(sets, tensorizer, config, global_batch_size=global_batch_size, ranks=Ranks())
     per_epoch = plan.steps_per_epoch
     total = plan.total_steps
     if config.step > total:
         raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
-    (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.pools_of(config.step - 1)
+    (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.batches_of(config.step - 1)
     yield (
         f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)}"
-        " pools"
+        " global batches"
     )
     for key in keys:
-        yield from _pool(plan.dataset, key, tensorizer, config.candidates(), config.questions)
+        yield from _global_batch(plan.dataset, key, tensorizer, config.candidates(), config.questions)
 
 
-def _pool(
-    dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, rule: str, most: int
+def _global_batch(
+    dataset: GlobalBatchDataset, key: tuple[int, int], tensorizer: Tensorizer, rule: str, most: int
 ) -> Iterator[str]:
-    rows = dataset.read(dataset.iterator.pool(*key))
+    rows = dataset.read(dataset.iterator.global_batch(*key))
     batch = dataset.collator(rows)
     width = len(batch.context_valid) // len(batch)
     yield ""
@@ -68,7 +68,7 @@ def _pool(
     }
     for number, members in parts.items():
         name = (
-            f"pool {key[1]}: {len(members)} questions of"
+            f"global batch {key[1]}: {len(members)} questions of"
             if number == min(parts)
             else f"  and {len(members)} questions of"
         )

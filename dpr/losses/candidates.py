@@ -4,7 +4,7 @@ derives the rules.
 Candidates follow from identities alone, which are known before anything is encoded. They are found on the
 host, where sorting and counting wait for nothing. Only the finished columns are copied to the device.
 
-Letters: B questions of this rank, M context slots of the global batch (``pool`` in the code), K known
+Letters: B questions of this rank, M context slots of the global batch, K known
 positives per question, D dimensions (G of the filter's vectors).
 """
 

@@ -16,7 +16,7 @@ from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger
 from dpr.losses.candidates import MASKED_SCORE
 from dpr.losses.own_slots import own_positive, own_slots
-from dpr.losses.protocol import OWN_SCORES, Pool, Term
+from dpr.losses.protocol import OWN_SCORES, GlobalBatch, Term
 from dpr.losses.settings import ObjectiveSettings
 
 logger = get_logger(__name__)
@@ -48,10 +48,10 @@ class Distillation(Term):
         self.settings = settings
         self._has_warned = False
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
-        assert pool.own_scores is not None
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> Tensor:
+        assert global_batch.own_scores is not None
         settings = self.settings
-        scores = pool.own_scores
+        scores = global_batch.own_scores
         given = batch.teacher_scores
         if given is None:
             given = torch.full(batch.context_valid.shape, torch.nan)
@@ -76,7 +76,7 @@ class Distillation(Term):
         total = torch.zeros_like(scores[:, 0])
         if settings.kl_weight:
             total = total + settings.kl_weight * kl_divergence(
-                scores / pool.temperature, teacher / settings.teacher_temperature, is_scored
+                scores / global_batch.temperature, teacher / settings.teacher_temperature, is_scored
             )
         if settings.margin_mse_weight:
             positive = on_device(own_positive(batch), scores.device)
@@ -124,13 +124,13 @@ class Embedding(Term):
     def content(self) -> Mapping[str, str]:
         return {"teacher": self._teacher.fingerprint}
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> Tensor:
         taught = self._teacher.questions(batch)
         # every tower takes part
         total = (questions - taught).square().sum(1) if taught is not None else 0.0 * questions.sum(1)
         if not self._teacher.teaches_passages:
             return total
-        slots = own_slots(pool, len(questions))
+        slots = own_slots(global_batch, len(questions))
         taught = self._teacher.slots(batch).to(slots.dtype).view_as(slots)
         counts = on_device(batch.context_valid, slots.device).view(slots.shape[:2])
         return total + ((slots - taught).square().sum(2) * counts).sum(1) / counts.sum(1)

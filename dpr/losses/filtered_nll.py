@@ -12,7 +12,7 @@ from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger, warn_once
 from dpr.losses.candidates import FalseNegativeFilter
 from dpr.losses.nll import nll_of_columns
-from dpr.losses.protocol import CONTEXTS, LossResult, Pool, Term
+from dpr.losses.protocol import CONTEXTS, GlobalBatch, LossResult, Term
 from dpr.losses.stored_vectors import StoredVectors
 
 logger = get_logger(__name__)
@@ -44,10 +44,10 @@ class Nll(Term):
     def content(self) -> Mapping[str, str]:
         return {} if self._vectors is None else {"guide": self._vectors.fingerprint}
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> LossResult:
         false_negatives = None
         if self._vectors is not None:
-            is_found, found = self._vectors.find(pool.ids)
+            is_found, found = self._vectors.find(global_batch.ids)
             if not is_found.any():
                 warn_once(
                     logger,
@@ -57,12 +57,14 @@ class Nll(Term):
             lengths = np.linalg.norm(found, axis=1, keepdims=True)
             found = found / np.where(lengths > 0, lengths, 1.0).astype(np.float32)
             vectors = on_device(torch.from_numpy(found), questions.device)
-            false_negatives = FalseNegativeFilter(vectors[pool.candidates.target], vectors, self._threshold)
+            false_negatives = FalseNegativeFilter(
+                vectors[global_batch.candidates.target], vectors, self._threshold
+            )
         return nll_of_columns(
             questions,
-            pool.contexts,
-            pool.candidates,
-            pool.temperature,
+            global_batch.contexts,
+            global_batch.candidates,
+            global_batch.temperature,
             false_negatives=false_negatives,
             max_scores=self._max_scores,
         )

@@ -1,5 +1,5 @@
 """The bi-encoder objective: negative log-likelihood of each question's positive among the candidates of the
-global batch (``pool`` in the code). Mathematics only.
+global batch. Mathematics only.
 
 Letters: B questions of this rank, M context slots of the global batch, D dimensions. docs/numerics.md derives
 the scaling and the candidate rules.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, Temperature
 from dpr.losses.candidates import CANDIDATE_RULES, Candidates, FalseNegativeFilter, columns_in, score_matrix
-from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 
 # A block of this size stays in the cache of a CPU.
 CPU_MAX_SCORES = 1 << 18
@@ -36,8 +36,8 @@ class BiEncoderNllLoss(Loss):
 
         >>> x, row, both = torch.eye(2), torch.arange(2), slice(0, 2)
         >>> found = Candidates(target=row, counts=row >= 0, masked=row.new_empty(2, 0), first=row)
-        >>> pool = Pool(x, found, Temperature(0.5), x, both, both, ids=torch.stack([row, row], dim=1))
-        >>> BiEncoderNllLoss()(x, pool).losses
+        >>> global_batch = GlobalBatch(x, found, Temperature(0.5), x, both, both, ids=torch.stack([row, row], dim=1))
+        >>> BiEncoderNllLoss()(x, global_batch).losses
         tensor([0.1269, 0.1269])
 
     Relatives: ``Symmetric`` ranks questions for a passage; ``Distillation`` learns a teacher's scores.
@@ -49,11 +49,17 @@ class BiEncoderNllLoss(Loss):
         self.candidates = candidates
         self.max_scores = max_scores
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch | None = None) -> LossResult:
+    def __call__(
+        self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch | None = None
+    ) -> LossResult:
         """Returns the losses of this rank's questions (B, D) against the contexts (M, D) of the global
         batch."""
         return nll_of_columns(
-            questions, pool.contexts, pool.candidates, pool.temperature, max_scores=self.max_scores
+            questions,
+            global_batch.contexts,
+            global_batch.candidates,
+            global_batch.temperature,
+            max_scores=self.max_scores,
         )
 
 

@@ -15,7 +15,7 @@ from dpr.losses.candidates import MASKED_SCORE
 from dpr.losses.distillation import Distillation, Embedding, Teacher
 from dpr.losses.filtered_nll import Nll
 from dpr.losses.own_slots import own_positive, own_scores
-from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, LossResult, Pool, Term
+from dpr.losses.protocol import GATHERED, OWN_SCORES, GlobalBatch, Loss, LossResult, Term
 from dpr.losses.settings import ObjectiveSettings
 from dpr.losses.stored_vectors import StoredVectors
 from dpr.losses.symmetric import Symmetric
@@ -70,16 +70,16 @@ class Objective(Loss):
     def content(self) -> Mapping[str, Any]:
         return {key: value for _, term in self.terms for key, value in term.content().items()}
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> LossResult:
         widths = self.settings.dimensions
         if widths is None:
-            return self._sum(questions, pool, batch)
+            return self._sum(questions, global_batch, batch)
         losses = list[Tensor]()
         for width in widths:
             narrow = replace(
-                pool,
-                contexts=self._prefix(pool.contexts, width),
-                questions=self._prefix(pool.questions, width),
+                global_batch,
+                contexts=self._prefix(global_batch.contexts, width),
+                questions=self._prefix(global_batch.questions, width),
             )
             result = self._sum(self._prefix(questions, width), narrow, batch)
             losses.append(result.losses)
@@ -95,14 +95,14 @@ class Objective(Loss):
                 vectors = torch.nn.functional.normalize(vectors, dim=1)
         return vectors
 
-    def _sum(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+    def _sum(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> LossResult:
         """Returns the weighted sum of the terms for vectors of one width."""
         if OWN_SCORES in self._needed:
-            pool = replace(pool, own_scores=own_scores(questions, pool))
+            global_batch = replace(global_batch, own_scores=own_scores(questions, global_batch))
         losses = list[Tensor]()
         correct = None
         for weight, term in self.terms:
-            part = term(questions, pool, batch)
+            part = term(questions, global_batch, batch)
             if isinstance(part, LossResult):
                 correct = part.correct if correct is None else correct
                 part = part.losses
@@ -116,7 +116,11 @@ class Objective(Loss):
                 )
             losses.append(weight * part)
         if correct is None:  # no term says which questions rank their positive first
-            scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
+            scores = (
+                own_scores(questions, global_batch)
+                if global_batch.own_scores is None
+                else global_batch.own_scores
+            )
             valid = on_device(batch.context_valid, scores.device).view_as(scores)
             best = scores.detach().masked_fill(~valid, MASKED_SCORE).argmax(1)
             correct = best == on_device(own_positive(batch), scores.device)

@@ -6,20 +6,22 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.losses.protocol import Pool
+from dpr.losses.protocol import GlobalBatch
 
 
-def own_slots(pool: Pool, num_questions: int) -> Tensor:
+def own_slots(global_batch: GlobalBatch, num_questions: int) -> Tensor:
     """Returns the vectors of each question's own slots, (B, n, D)."""
-    slots = pool.contexts[pool.own_contexts]
+    slots = global_batch.contexts[global_batch.own_contexts]
     return slots.view(num_questions, -1, slots.shape[1])
 
 
-def own_scores(questions: Tensor, pool: Pool) -> Tensor:
+def own_scores(questions: Tensor, global_batch: GlobalBatch) -> Tensor:
     """Returns the dot products of each question with its own slots, (B, n), in fp32 at least and not divided
     by the temperature."""
     dtype = torch.promote_types(questions.dtype, torch.float32)
-    return torch.bmm(own_slots(pool, len(questions)).to(dtype), questions.to(dtype)[:, :, None])[:, :, 0]
+    return torch.bmm(own_slots(global_batch, len(questions)).to(dtype), questions.to(dtype)[:, :, None])[
+        :, :, 0
+    ]
 
 
 def own_positive(batch: BiEncoderBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""The contract of a loss and of its terms: their view of a batch and its global batch (``pool`` in the code),
+"""The contract of a loss and of its terms: their view of a batch and its global batch,
 and what they must return. Mathematics only.
 
 Letters: B questions of this rank, Q questions and M context slots of the global batch, n own slots of each
@@ -25,12 +25,12 @@ GATHERED = frozenset({CONTEXTS, QUESTIONS, KNOWN_POSITIVES})
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class GlobalBatch:
     """The global batch as the questions of this rank see it.
 
     ``contexts`` (M, D) are the vectors of all ranks' context slots in rank order, with gradient.
     ``candidates`` says which of these columns count for which of this rank's questions.
-    ``scores / pool.temperature`` are logits. ``questions`` (Q, D) are all ranks' question vectors.
+    ``scores / global_batch.temperature`` are logits. ``questions`` (Q, D) are all ranks' question vectors.
     ``own_contexts`` and ``own_questions`` are the rows of this rank.
 
     Vectors that ``Loss.needs`` does not name are those of this rank alone, N slots or B questions. All filled
@@ -108,7 +108,9 @@ class Term(ABC):
     encoded."""
 
     @abstractmethod
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor | LossResult:
+    def __call__(
+        self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> Tensor | LossResult:
         """Returns the losses (B,) of this rank's question vectors (B, D). ``batch`` is this rank's share of
         the global batch (``BiEncoderBatch``)."""
 
@@ -128,5 +130,5 @@ class Loss(Term):
     needs: frozenset[str] = frozenset({CONTEXTS})
 
     @abstractmethod
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> LossResult:
         """Returns the losses as a term does, and which questions rank their positive first."""

@@ -1,6 +1,6 @@
 """The passage-to-question direction of the contrastive loss. docs/numerics.md, section 1, has the formula.
 
-Letters: B questions of this rank, Q questions of the global batch (``pool`` in the code), at most K known positives
+Letters: B questions of this rank, Q questions of the global batch, at most K known positives
 of a question.
 """
 
@@ -14,7 +14,7 @@ from dpr.core.records import WHOLE_DOCUMENT
 from dpr.losses.candidates import Candidates, names_of
 from dpr.losses.nll import nll_of_columns
 from dpr.losses.own_slots import own_positive, own_slots
-from dpr.losses.protocol import KNOWN_POSITIVES, QUESTIONS, Pool, Term
+from dpr.losses.protocol import KNOWN_POSITIVES, QUESTIONS, GlobalBatch, Term
 
 
 class Symmetric(Term):
@@ -36,33 +36,37 @@ class Symmetric(Term):
         self._max_scores = max_scores
         self.needs = frozenset({QUESTIONS, KNOWN_POSITIVES} if candidates == "distinct" else {QUESTIONS})
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
-        slots = own_slots(pool, len(questions))
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> Tensor:
+        slots = own_slots(global_batch, len(questions))
         column = on_device(own_positive(batch), questions.device)[:, None, None].expand(-1, 1, slots.shape[2])
         passages = slots.gather(1, column)[:, 0]
-        candidates = competing_questions(pool, batch, self.candidates).to(questions.device)
+        candidates = competing_questions(global_batch, batch, self.candidates).to(questions.device)
         return nll_of_columns(
-            passages, pool.questions, candidates, pool.temperature, max_scores=self._max_scores
+            passages,
+            global_batch.questions,
+            candidates,
+            global_batch.temperature,
+            max_scores=self._max_scores,
         ).losses
 
 
-def competing_questions(pool: Pool, batch: BiEncoderBatch, rule: str) -> Candidates:
+def competing_questions(global_batch: GlobalBatch, batch: BiEncoderBatch, rule: str) -> Candidates:
     """Returns, for the positive of each of this rank's questions, the column of its question among all Q and
     the columns that compete with it.
 
     With ``distinct``, questions that the passage is known to answer do not compete. Everything is on the
     host.
     """
-    num_questions = len(pool.questions)
-    target = pool.own_questions.start + torch.arange(len(batch))
+    num_questions = len(global_batch.questions)
+    target = global_batch.own_questions.start + torch.arange(len(batch))
     everything = torch.ones(num_questions, dtype=torch.bool)
     if rule == "dpr":
         return Candidates(
             target, everything, torch.empty(len(batch), 0, dtype=torch.int64), torch.arange(num_questions)
         )
-    assert pool.known_positives is not None, "the loss did not ask for known positives"
+    assert global_batch.known_positives is not None, "the loss did not ask for known positives"
     passages = batch.context_ids[batch.positive_idx]
-    known = pool.known_positives
+    known = global_batch.known_positives
     is_known = known[:, :, 2].bool()
     is_whole = is_known & (known[:, :, 1] == WHOLE_DOCUMENT)
     (by_id, by_text), (known_by_id, known_by_text) = names_of(passages), names_of(known[:, :, :2])

@@ -63,11 +63,15 @@ def prepare_pairs(
                 metadata["counts"] = _write(target, held)
                 if settings.rounds:
                     train = PseudoPairs(corpus, kinds=settings.pairs, held_back=HELD_BACK)
-                    places = ((lap, row) for lap in range(settings.rounds) for row in range(len(train)))
+                    places = (
+                        (pass_number, row)
+                        for pass_number in range(settings.rounds)
+                        for row in range(len(train))
+                    )
                     total = settings.rounds * len(train)
                     pairs = (
-                        train.drawn(row, generator_for(PAIRS, 0, lap, 0, row))
-                        for lap, row in counted(places, "cutting pairs", total, unit="pairs")
+                        train.drawn(row, generator_for(PAIRS, 0, pass_number, 0, row))
+                        for pass_number, row in counted(places, "cutting pairs", total, unit="pairs")
                     )
                     metadata["counts"]["training pairs"] = write_training_set(target / TRAIN, pairs)
         return dict(read_manifest(out)["metadata"]["counts"])

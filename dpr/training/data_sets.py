@@ -87,8 +87,8 @@ def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: Towers) -> Op
     if train.token_store == "off":
         return sets
     # Tokenising everything first pays only in a run that is long enough.
-    pool_size = train.global_batch_size or train.batch_size * current_ranks().world_size
-    questions = train.max_steps * pool_size * train.gradient_accumulation_steps
+    global_batch_size = train.global_batch_size or train.batch_size * current_ranks().world_size
+    questions = train.max_steps * global_batch_size * train.gradient_accumulation_steps
     sees_most_rows = not train.max_steps or questions >= sum(len(source) for source, _ in sets) // 2
     build = folder is not None or (sees_most_rows and not train.dry_run)
     for number, (source, options) in enumerate(sets):

@@ -26,8 +26,8 @@ from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.models.towers import Towers
 from dpr.training.compute import TRIAL_LENGTH, average, graph_bytes_per_token, set_reduction, sharded_towers
-from dpr.training.pool_gather import PoolGather
-from dpr.training.step import Step, objective_share, pool_loss
+from dpr.training.global_batch_gather import GlobalBatchGather
+from dpr.training.step import Step, global_batch_loss, objective_share
 
 # Each chunk costs its calls and adds to the gradient of every weight. In smaller chunks these costs would
 # dominate.
@@ -47,7 +47,7 @@ class CachedStep(Step):
     """A step that keeps the graphs of at most ``max_tokens`` tokens in memory at any time. Padding counts if
     towers are padded.
 
-    The vectors of the global batch (``pool`` in the code) and their gradients take memory too. If a batch
+    The vectors of the global batch and their gradients take memory too. If a batch
     does not fit whole, their share is taken from the budget of the graphs. So memory does not grow with the
     global batch while its vectors take less than the budget. Gradients are averaged over ranks once, after
     the last micro-batch of an update. A sequence above the budget is a chunk by itself.
@@ -71,23 +71,23 @@ class CachedStep(Step):
         self._bytes_per_token = max(1.0, graph_bytes_per_token(model, length=length, precision=precision))
         copy_from_main(model.parameters())
 
-    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> LossResult:
+    def __call__(self, batch: BiEncoderBatch, *, num_batches: int, is_last: bool) -> LossResult:
         batch = batch.to(self.device)
         # Dropout of a chunk depends on the trainer's seed and on the chunk's number, so encoding it again
         # repeats it.
         seed = int(torch.randint(1 << 62, ()))
         chunks = self._agreed(list(self._chunks(batch)))
-        gather = PoolGather(batch, self.loss, self.ranks)
+        gather = GlobalBatchGather(batch, self.loss, self.ranks)
         set_reduction(self.model, False)
         with self._sparse_word_gradients():
             with record_function("dpr/encode"):
                 vectors, graphs = self._encode_all(batch, chunks, seed, gather)
-            result = pool_loss(
-                self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_pool
+            result = global_batch_loss(
+                self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_global_batch
             )
             step = LossResult(result.losses.detach(), result.correct)
             with record_function("dpr/backward"):
-                self.scaler.scale(objective_share(result, batch, num_pools)).backward()
+                self.scaler.scale(objective_share(result, batch, num_batches)).backward()
                 # Backward ends at these leaves. Its only collectives are those of the gather, in the same
                 # order on all ranks.
                 gradients = {
@@ -102,7 +102,7 @@ class CachedStep(Step):
         return step
 
     def _encode_all(
-        self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: PoolGather
+        self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: GlobalBatchGather
     ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
         """Returns the vectors of the questions and of the context slots, detached, and by chunk number those
         that kept their graph.

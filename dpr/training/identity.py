@@ -216,7 +216,9 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         )
     for key, (was, now) in (changed | free).items():
         consequence = (
-            "; the pool stays as it was (train.global_batch_size)" if key == "train.batch_size" else ""
+            "; the global batch stays as it was (train.global_batch_size)"
+            if key == "train.batch_size"
+            else ""
         )
         if key.startswith("environment."):
             consequence = "; the weights will not be bitwise those of an uninterrupted run"

@@ -57,7 +57,7 @@ class RowAdamW(torch.optim.AdamW):
 
     So a row that a step does not read keeps its weights and its moments, and its bias correction counts its
     own steps. A row whose gradient is zero throughout counts as not read: whether a row is read with weight
-    zero depends on how the global batch (``pool`` in the code) is divided among ranks.
+    zero depends on how the global batch is divided among ranks.
 
     With ``decay`` above 0 it keeps an exponential moving average (EMA) of every weight over its updates: each
     update weighs ``decay`` times as much as the next. A skipped update does not count. Each row of a table

@@ -14,7 +14,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.collator import Collator, teacher_scores
 from dpr.data.iterators import Sampling
-from dpr.data.loader import PoolDataset, cut_into_pools
+from dpr.data.loader import GlobalBatchDataset, cut_into_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.models.towers import Towers
@@ -28,11 +28,11 @@ SAMPLED_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The global batches (``pool`` in the code) and steps of a run. ``accumulation`` of them, of
-    ``pool_size`` questions each, make an update."""
+    """The global batches and steps of a run. ``accumulation`` of them, of
+    ``global_batch_size`` questions each, make an update."""
 
-    dataset: PoolDataset
-    pool_size: int
+    dataset: GlobalBatchDataset
+    global_batch_size: int
     accumulation: int
     steps_per_epoch: int
     total_steps: int
@@ -43,7 +43,7 @@ class Plan:
     def num_texts(self) -> int:
         """Returns the approximate number of texts that all steps encode."""
         negatives, _ = negatives_per_question(self.dataset.sources, self.dataset.collator)
-        return self.total_steps * self.accumulation * self.pool_size * (2 + negatives)
+        return self.total_steps * self.accumulation * self.global_batch_size * (2 + negatives)
 
     def identity(self) -> dict[str, Any]:
         """Returns what the global batches depend on, by the names of settings (``RunIdentity.fixed``)."""
@@ -55,15 +55,15 @@ class Plan:
                 for source, options in zip(dataset.sources, dataset.options, strict=True)
             ],
             "train_sampling_rates": dataset.iterator.identity(),
-            "train.global_batch_size": self.pool_size,
+            "train.global_batch_size": self.global_batch_size,
         }
 
     def order_from(self, step: int) -> Iterator[tuple[int, int]]:
         """Yields the global batches of update ``step`` (counted from 0) and of all later ones."""
         for later in range(step, self.last_step):
-            yield from self.pools_of(later)
+            yield from self.batches_of(later)
 
-    def pools_of(self, step: int) -> list[tuple[int, int]]:
+    def batches_of(self, step: int) -> list[tuple[int, int]]:
         """Returns (epoch, number) of each global batch of update ``step`` (counted from 0), as the data set
         takes them."""
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
@@ -72,9 +72,14 @@ class Plan:
 
 
 def make_plan(
-    sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks
+    sets: OpenedSets,
+    tensorizer: Tensorizer,
+    settings: TrainingSettings,
+    *,
+    global_batch_size: int,
+    ranks: Ranks,
 ) -> Plan:
-    """Returns the plan: the train sets cut into global batches of ``pool_size`` questions, as this rank sees
+    """Returns the plan: the train sets cut into global batches of ``global_batch_size`` questions, as this rank sees
     them, and the resulting steps. If the only set (with ``train.sampling.mixed``, all sets together) has fewer
     rows, a global batch has all of them, rounded down to a multiple of the ranks.
 
@@ -87,9 +92,11 @@ def make_plan(
     is_one = len(sets) == 1 or train.sampling.mixed
     fitting = num_rows // ranks.world_size * ranks.world_size
     # With rates, rows may fill a global batch by occurring several times.
-    if is_one and fitting and num_rows < pool_size and settings.train_sampling_rates is None:
-        logger.info("all training rows make a batch of %d questions, fewer than %d", fitting, pool_size)
-        pool_size = fitting
+    if is_one and fitting and num_rows < global_batch_size and settings.train_sampling_rates is None:
+        logger.info(
+            "all training rows make a batch of %d questions, fewer than %d", fitting, global_batch_size
+        )
+        global_batch_size = fitting
     seed = settings.seed
     collator = Collator(
         tensorizer,
@@ -98,25 +105,25 @@ def make_plan(
         seed=seed,
         augmentation=train.augment,
     )
-    dataset = cut_into_pools(
+    dataset = cut_into_batches(
         sets,
         collator,
-        global_batch_size=pool_size,
+        global_batch_size=global_batch_size,
         ranks=ranks,
         seed=seed,
         sampling=Sampling(**vars(train.sampling) | {"rates": settings.train_sampling_rates}),
     )
-    pools = dataset.iterator.pools_per_epoch
+    global_batches = dataset.iterator.batches_per_epoch
     accumulation = train.gradient_accumulation_steps
-    if pools < accumulation:
+    if global_batches < accumulation:
         raise ConfigError(
-            f"train.gradient_accumulation_steps={accumulation} is more than an epoch's {pools} pools;"
+            f"train.gradient_accumulation_steps={accumulation} is more than an epoch's {global_batches} global batches;"
             " lower it"
         )
-    per_epoch = pools // accumulation  # a tail too short for an update is dropped
+    per_epoch = global_batches // accumulation  # a tail too short for an update is dropped
     total = min(train.num_train_epochs * per_epoch, train.max_steps or sys.maxsize)
     last = min(total, train.stop_at_epoch * per_epoch or sys.maxsize)
-    return Plan(dataset, pool_size, accumulation, per_epoch, total, last)
+    return Plan(dataset, global_batch_size, accumulation, per_epoch, total, last)
 
 
 def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSettings) -> None:
@@ -149,30 +156,34 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
     or nothing."""
     dataset = plan.dataset
     if len(dataset.sources) > 1:
-        sets = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
-        unit = "rows" if settings.train.sampling.mixed else "pools"
+        sets = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.passes(), strict=True)
+        unit = "rows" if settings.train.sampling.mixed else "global batches"
         parts = [
             f"{source.name} {count} {unit} ({passes:.3g} times over it)" for source, count, passes in sets
         ]
-        logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
+        logger.info(
+            "an epoch has %d global batches: %s", dataset.iterator.batches_per_epoch, ", ".join(parts)
+        )
     of_question, has_hard = negatives_per_question(dataset.sources, dataset.collator)
     if has_hard and not dataset.collator.num_hard:
         logger.warning(
             "the training data have hard negatives, but train.hard_negatives=0 ignores them; set"
             " train.hard_negatives=1"
         )
-    num_contexts = plan.pool_size * (1 + of_question)
+    num_contexts = plan.global_batch_size * (1 + of_question)
     logger.info(
-        "pool: %d questions (%d ranks), up to %d contexts, so up to %d negatives per question of which %d are"
-        " its own; %d steps per epoch, %d in all, %d pools per step",
-        plan.pool_size,
-        num_ranks,
+        "batch: %d questions x %d passages on %d rank%s (%d negatives per question, %s of its own); %d steps per"
+        " epoch, %d in total, %d batch%s per step",
+        plan.global_batch_size,
         num_contexts,
+        num_ranks,
+        "" if num_ranks == 1 else "s",
         num_contexts - 1,
-        of_question,
+        of_question or "none",
         plan.steps_per_epoch,
         plan.total_steps,
         plan.accumulation,
+        "" if plan.accumulation == 1 else "es",
     )
     if (warmup := settings.train.warmup(plan.total_steps)) >= plan.total_steps:
         logger.warning(
@@ -184,10 +195,10 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
     if num_contexts < FEWEST_CANDIDATES:
         logger.warning(
             "a question has only %d negatives, which teach little; raise train.batch_size (now %d questions"
-            " in a pool) or train.hard_negatives. With little memory, train.grad_cache_tokens allows pools of"
+            " in a global batch) or train.hard_negatives. With little memory, train.grad_cache_tokens allows global batches of"
             " any size",
             num_contexts - 1,
-            plan.pool_size,
+            plan.global_batch_size,
         )
     if model.settings.normalize and not model.options.learn_temperature:
         # Loss of a perfect model, with similarity 1 to the right context and 0 to all others.

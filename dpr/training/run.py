@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.losses.protocol import LossResult, Pool
+from dpr.losses.protocol import GlobalBatch, LossResult
 from dpr.models.towers import Towers
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Metrics, Validation
@@ -161,14 +161,16 @@ class Callback:
         """Runs before the first update that this process makes in an epoch. After resuming, that may be in
         the middle of it."""
 
-    def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
+    def on_global_batch(
+        self, run: Run, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> None:
         """Runs after the loss of each micro-batch of the coming step, with the arguments of ``Loss``, without
         gradient. Keep copies only; reading a value makes the host wait for the device."""
 
-    def needs_pool(self, run: Run) -> bool:
-        """Returns whether ``on_pool`` reads vectors of the coming micro-batch. If neither it nor the loss
+    def needs_global_batch(self, run: Run) -> bool:
+        """Returns whether ``on_global_batch`` reads vectors of the coming micro-batch. If neither it nor the loss
         does, passages are not encoded."""
-        return getattr(self.on_pool, "__func__", None) is not Callback.on_pool
+        return getattr(self.on_global_batch, "__func__", None) is not Callback.on_global_batch
 
     def on_before_optimizer_step(self, run: Run) -> None:
         """Runs when the gradients of the whole update are complete, unscaled and clipped."""

@@ -71,7 +71,7 @@ class BatchSettings(Settings):
     global_batch_size: int = setting(0, unit="questions", least=0, on_resume=IDENTITY)
     """Questions per global batch over all ranks; 0 = batch_size x ranks of the first start. Kept when a run
     is resumed on other ranks."""
-    gradient_accumulation_steps: int = setting(1, unit="pools", least=1, on_resume=IDENTITY)
+    gradient_accumulation_steps: int = setting(1, unit="global batches", least=1, on_resume=IDENTITY)
     """Global batches per optimizer step. Does not add negatives to a question."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""

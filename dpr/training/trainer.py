@@ -23,7 +23,7 @@ from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.other_names import missing, refuse
 from dpr.core.seeding import seed_torch
 from dpr.core.stopping import describe
-from dpr.data.loader import pool_loader
+from dpr.data.loader import batch_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
 from dpr.evaluation.metric_names import finest, is_baseline
@@ -113,8 +113,10 @@ class Trainer(Run):
         require_teacher_scores(sources, settings)
         # Global batches have the size of the run found in the folder, if any, unless it is set.
         stored_size = int(stored_value(output_dir, settings, "train.global_batch_size"))
-        pool_size = train.global_batch_size or stored_size or train.batch_size * self.ranks.world_size
-        self.plan = make_plan(train_sets, model.tensorizer, settings, pool_size=pool_size, ranks=self.ranks)
+        global_batch_size = train.global_batch_size or stored_size or train.batch_size * self.ranks.world_size
+        self.plan = make_plan(
+            train_sets, model.tensorizer, settings, global_batch_size=global_batch_size, ranks=self.ranks
+        )
         self.steps_per_epoch = self.plan.steps_per_epoch
         self.total_steps = self.plan.total_steps
         self.last_step = self.plan.last_step
@@ -129,7 +131,7 @@ class Trainer(Run):
         if train.gradient_checkpointing:
             checkpoint_activations(model.trained_towers())
         self.step = make_step(model, loss, train, ranks=self.ranks, device=self.device)
-        self.step.on_pool = partial(self.emit, "on_pool")
+        self.step.on_global_batch = partial(self.emit, "on_global_batch")
         self.optimizer = make_optimizer(model, train)
         self.guard = FiniteGuard(self.device, has_loss_scale=train.precision == "fp16")
 
@@ -269,7 +271,7 @@ class Trainer(Run):
         """Yields this rank's batches from the current step. Worker processes make them, and end when the
         generator is closed."""
         train = self.settings.train
-        yield from pool_loader(
+        yield from batch_loader(
             self.plan.dataset,
             self.plan.order_from(self.progress.step),
             num_workers=train.num_workers,
@@ -280,10 +282,12 @@ class Trainer(Run):
         """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step,
         number, rank) alone."""
         seed_torch(DROPOUT, self.settings.seed, self.progress.step, number, self.ranks.rank)
-        if not self.loss.reads_passages and not any(callback.needs_pool(self) for callback in self.callbacks):
+        if not self.loss.reads_passages and not any(
+            callback.needs_global_batch(self) for callback in self.callbacks
+        ):
             batch = batch.with_one_context()
         result = self.step(
-            batch, num_pools=self.plan.accumulation, is_last=number == self.plan.accumulation - 1
+            batch, num_batches=self.plan.accumulation, is_last=number == self.plan.accumulation - 1
         )
         self.metrics.add(result, batch)
         return result

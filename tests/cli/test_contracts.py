@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpr.cli.main import main as dpr
 from dpr.core.batch import BiEncoderBatch
 from dpr.losses.candidates import score_matrix
-from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pooling import MeanPooling
 from dpr.models.settings import EncoderSettings
@@ -36,13 +36,21 @@ class BothWays(Loss):
     def __init__(self, share: float = 0.5) -> None:
         self.share = share
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        scores = pool.candidates.mask_(score_matrix(questions, pool.contexts, pool.temperature))
-        back = score_matrix(pool.contexts[pool.candidates.target], pool.questions, pool.temperature)
-        own = torch.arange(pool.own_questions.start, pool.own_questions.stop, device=questions.device)
-        losses = torch.nn.functional.cross_entropy(scores, pool.candidates.target, reduction="none")
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> LossResult:
+        scores = global_batch.candidates.mask_(
+            score_matrix(questions, global_batch.contexts, global_batch.temperature)
+        )
+        back = score_matrix(
+            global_batch.contexts[global_batch.candidates.target],
+            global_batch.questions,
+            global_batch.temperature,
+        )
+        own = torch.arange(
+            global_batch.own_questions.start, global_batch.own_questions.stop, device=questions.device
+        )
+        losses = torch.nn.functional.cross_entropy(scores, global_batch.candidates.target, reduction="none")
         losses = losses + self.share * torch.nn.functional.cross_entropy(back, own, reduction="none")
-        return LossResult(losses, (scores.argmax(1) == pool.candidates.target).sum())
+        return LossResult(losses, (scores.argmax(1) == global_batch.candidates.target).sum())
 
 
 class Spread(Validation):

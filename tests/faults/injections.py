@@ -220,16 +220,16 @@ def tell_times() -> None:
 
 def tell_rows() -> None:
     """Prints the rows of each batch as they are collated; wants ``train.num_workers=0``."""
-    from dpr.data.loader import PoolDataset
+    from dpr.data.loader import GlobalBatchDataset
 
-    real = PoolDataset.__getitem__
+    real = GlobalBatchDataset.__getitem__
 
-    def item(self: PoolDataset, key: tuple[int, int]) -> Any:
-        pool = self.iterator.pool(*key)
-        print("rows", key[0], *[int(row) for row in pool.rows], flush=True)
+    def item(self: GlobalBatchDataset, key: tuple[int, int]) -> Any:
+        global_batch = self.iterator.global_batch(*key)
+        print("rows", key[0], *[int(row) for row in global_batch.rows], flush=True)
         return real(self, key)
 
-    PoolDataset.__getitem__ = item  # type: ignore[method-assign]
+    GlobalBatchDataset.__getitem__ = item  # type: ignore[method-assign]
 
 
 def _in_saves(first: int, count: int, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -294,7 +294,7 @@ def slow_steps(seconds: float) -> None:
 
 def worker_dies(on_rank: int, batch: int, how: str) -> None:
     """The data-loader worker of a rank ends while it makes its ``batch``-th batch."""
-    from dpr.data.loader import PoolDataset
+    from dpr.data.loader import GlobalBatchDataset
 
     def die() -> None:
         if torch.utils.data.get_worker_info() is not None:
@@ -303,7 +303,7 @@ def worker_dies(on_rank: int, batch: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if rank() == on_rank:
-        _before(PoolDataset, "__getitem__", _at_call(batch, die))
+        _before(GlobalBatchDataset, "__getitem__", _at_call(batch, die))
 
 
 def without_privileges() -> None:

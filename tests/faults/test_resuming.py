@@ -63,24 +63,24 @@ def test_another_number_of_ranks(case: Case, workshop: Workshop) -> None:
             before, after = ((2, 1), (1, 2))[trial.number % 2]
             step = 2 * trial.random.randint(1, 4)
             options = {"injections": [("tell_rows", {})]}
-            # Without a stated pool: that of the first start, 4 questions on each of 2 ranks or 8 on 1, is
+            # Without a stated global batch: that of the first start, 4 questions on each of 2 ranks or 8 on 1, is
             # kept.
-            pool = ["train.global_batch_size=0", "train.num_workers=0", "encoder.dropout=0"]
+            global_batch = ["train.global_batch_size=0", "train.num_workers=0", "encoder.dropout=0"]
             whole = workshop.finish(
                 case.folder / f"whole-{trial.number}",
-                *pool,
+                *global_batch,
                 f"train.batch_size={8 // before}",
                 ranks=before,
                 **options,
             )
             run = workshop.start(
-                trial.output_dir, *pool, f"train.batch_size={8 // before}", ranks=before, **options
+                trial.output_dir, *global_batch, f"train.batch_size={8 // before}", ranks=before, **options
             )
             run.wait_for(rf"saved .*step{step}\n")
             run.kill()
             (step, *_) = saved_steps(trial.output_dir)
             again = workshop.finish(
-                trial.output_dir, *pool, f"train.batch_size={8 // before}", ranks=after, **options
+                trial.output_dir, *global_batch, f"train.batch_size={8 // before}", ranks=after, **options
             )
             assert f"environment.world_size changed from {before} to {after}" in again.rank_text(0)
             assert "not be bitwise" in again.rank_text(0)

@@ -1,4 +1,4 @@
-"""The objective written out: one question, one slot and one term at a time, over all questions of a pool in
+"""The objective written out: one question, one slot and one term at a time, over all questions of a global batch in
 one process."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Key = tuple[int, int]
 
 
 @dataclass
-class PlainPool:
+class PlainGlobalBatch:
     """Vectors of all questions (Q, D) and slots (Q * n, D) with what is known of them."""
 
     questions: Tensor
@@ -63,13 +63,21 @@ def cosine(one: Tensor, other: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
 
 
-def rivals_of(pool: PlainPool, question: int, settings: dict[str, Any], slots: range) -> list[int]:
+def rivals_of(
+    global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any], slots: range
+) -> list[int]:
     """Those of ``slots`` that compete with a question's positive."""
-    positive, found = pool.positive(question), []
-    for slot in pool.distinct(slots, question):
-        if pool.keys[slot] == pool.keys[positive] or pool.keys[slot] in pool.known[question]:
+    positive, found = global_batch.positive(question), []
+    for slot in global_batch.distinct(slots, question):
+        if (
+            global_batch.keys[slot] == global_batch.keys[positive]
+            or global_batch.keys[slot] in global_batch.known[question]
+        ):
             continue
-        mine, other = pool.guide.get(pool.keys[positive]), pool.guide.get(pool.keys[slot])
+        mine, other = (
+            global_batch.guide.get(global_batch.keys[positive]),
+            global_batch.guide.get(global_batch.keys[slot]),
+        )
         if mine is not None and other is not None and cosine(mine, other) > settings["guide_threshold"]:
             continue
         found.append(slot)
@@ -81,58 +89,66 @@ def share(wanted: Tensor, others: list[Tensor]) -> Tensor:
     return torch.logsumexp(torch.stack([wanted, *others]), 0) - wanted
 
 
-def num_correct(pool: PlainPool, settings: dict[str, Any]) -> int:
+def num_correct(global_batch: PlainGlobalBatch, settings: dict[str, Any]) -> int:
     """Questions whose positive scores highest, whatever a guide makes of the scores; without nll among own
     slots."""
     if widths := settings.get("dimensions"):
-        questions, slots = pool.questions[:, : max(widths)], pool.slots[:, : max(widths)]
-        if pool.normalize:
+        questions, slots = global_batch.questions[:, : max(widths)], global_batch.slots[:, : max(widths)]
+        if global_batch.normalize:
             questions, slots = (part / part.norm(dim=1, keepdim=True) for part in (questions, slots))
-        pool = replace(pool, questions=questions, slots=slots)
-    pool, found = replace(pool, guide={}), 0
-    for question in range(len(pool.questions)):
-        positive = pool.keys[pool.positive(question)]
-        others = [slot for slot in pool.own(question) if pool.is_valid(slot) and pool.keys[slot] != positive]
+        global_batch = replace(global_batch, questions=questions, slots=slots)
+    global_batch, found = replace(global_batch, guide={}), 0
+    for question in range(len(global_batch.questions)):
+        positive = global_batch.keys[global_batch.positive(question)]
+        others = [
+            slot
+            for slot in global_batch.own(question)
+            if global_batch.is_valid(slot) and global_batch.keys[slot] != positive
+        ]
         if settings.get("nll_weight", 1.0):
-            others = rivals_of(pool, question, settings, range(len(pool.keys)))
-        best = max((pool.raw(question, slot).item() for slot in others), default=-math.inf)
-        found += pool.raw(question, pool.positive(question)).item() > best
+            others = rivals_of(global_batch, question, settings, range(len(global_batch.keys)))
+        best = max((global_batch.raw(question, slot).item() for slot in others), default=-math.inf)
+        found += global_batch.raw(question, global_batch.positive(question)).item() > best
     return found
 
 
-def nll(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+def nll(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
     others = [
-        pool.raw(question, slot) / pool.temperature
-        for slot in rivals_of(pool, question, settings, range(len(pool.keys)))
+        global_batch.raw(question, slot) / global_batch.temperature
+        for slot in rivals_of(global_batch, question, settings, range(len(global_batch.keys)))
     ]
-    return share(pool.raw(question, pool.positive(question)) / pool.temperature, others)
+    return share(
+        global_batch.raw(question, global_batch.positive(question)) / global_batch.temperature, others
+    )
 
 
-def symmetric(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
-    positive, others = pool.positive(question), []
-    own = pool.raw(question, positive)
-    for other in range(len(pool.questions)):
-        if other == question or pool.keys[positive] in pool.known[other]:
+def symmetric(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    positive, others = global_batch.positive(question), []
+    own = global_batch.raw(question, positive)
+    for other in range(len(global_batch.questions)):
+        if other == question or global_batch.keys[positive] in global_batch.known[other]:
             continue
-        others.append(pool.raw(other, positive) / pool.temperature)
-    return share(own / pool.temperature, others)
+        others.append(global_batch.raw(other, positive) / global_batch.temperature)
+    return share(own / global_batch.temperature, others)
 
 
-def teacher_of(pool: PlainPool, question: int) -> dict[int, float]:
-    assert pool.batch.teacher_scores is not None
-    scores = pool.batch.teacher_scores.tolist()
+def teacher_of(global_batch: PlainGlobalBatch, question: int) -> dict[int, float]:
+    assert global_batch.batch.teacher_scores is not None
+    scores = global_batch.batch.teacher_scores.tolist()
     return {
         slot: scores[slot]
-        for slot in pool.own(question)
-        if pool.is_valid(slot) and not math.isnan(scores[slot])
+        for slot in global_batch.own(question)
+        if global_batch.is_valid(slot) and not math.isnan(scores[slot])
     }
 
 
-def kl(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
-    teacher = teacher_of(pool, question)
+def kl(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    teacher = teacher_of(global_batch, question)
     if not teacher:
         return torch.zeros((), dtype=torch.float64)
-    student = torch.stack([pool.raw(question, slot) / pool.temperature for slot in teacher]).log_softmax(0)
+    student = torch.stack(
+        [global_batch.raw(question, slot) / global_batch.temperature for slot in teacher]
+    ).log_softmax(0)
     wanted = torch.tensor(
         [score / settings.get("teacher_temperature", 1.0) for score in teacher.values()], dtype=torch.float64
     )
@@ -142,58 +158,58 @@ def kl(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
     )
 
 
-def margin_mse(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+def margin_mse(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
     teacher, positive, total = (
-        teacher_of(pool, question),
-        pool.positive(question),
+        teacher_of(global_batch, question),
+        global_batch.positive(question),
         torch.zeros((), dtype=torch.float64),
     )
     others = [slot for slot in teacher if slot != positive]
     if positive not in teacher:
         return total
     for slot in others:
-        student = pool.raw(question, positive) - pool.raw(question, slot)
+        student = global_batch.raw(question, positive) - global_batch.raw(question, slot)
         total = total + (
             student - settings.get("margin_mse_scale", 1.0) * (teacher[positive] - teacher[slot])
         ) ** 2 / len(others)
     return total
 
 
-def embedding(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
-    assert pool.taught is not None
-    questions, slots = pool.taught
+def embedding(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    assert global_batch.taught is not None
+    questions, slots = global_batch.taught
     total = torch.zeros((), dtype=torch.float64)
     if questions is not None:
-        total = total + ((pool.questions[question] - questions[question]) ** 2).sum()
+        total = total + ((global_batch.questions[question] - questions[question]) ** 2).sum()
     if slots is None:
         return total
-    own_slots = [slot for slot in pool.own(question) if pool.is_valid(slot)]
+    own_slots = [slot for slot in global_batch.own(question) if global_batch.is_valid(slot)]
     for slot in own_slots:
-        total = total + ((pool.slots[slot] - slots[slot]) ** 2).sum() / len(own_slots)
+        total = total + ((global_batch.slots[slot] - slots[slot]) ** 2).sum() / len(own_slots)
     return total
 
 
 TERMS = {"nll_weight": nll, "symmetric_weight": symmetric, "kl_weight": kl, "margin_mse_weight": margin_mse}
 
 
-def objective(pool: PlainPool, settings: dict[str, Any]) -> Tensor:
+def objective(global_batch: PlainGlobalBatch, settings: dict[str, Any]) -> Tensor:
     """J, by its definition."""
-    widths = settings.get("dimensions") or [pool.questions.shape[1]]
+    widths = settings.get("dimensions") or [global_batch.questions.shape[1]]
     total = torch.zeros((), dtype=torch.float64)
     for width in widths:
-        questions, slots = pool.questions[:, :width], pool.slots[:, :width]
-        if pool.normalize:
+        questions, slots = global_batch.questions[:, :width], global_batch.slots[:, :width]
+        if global_batch.normalize:
             questions, slots = (part / part.norm(dim=1, keepdim=True) for part in (questions, slots))
-        total = total + of_one_width(replace(pool, questions=questions, slots=slots), settings)
+        total = total + of_one_width(replace(global_batch, questions=questions, slots=slots), settings)
     return total
 
 
-def of_one_width(pool: PlainPool, settings: dict[str, Any]) -> Tensor:
+def of_one_width(global_batch: PlainGlobalBatch, settings: dict[str, Any]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
-    for question, weight in enumerate(pool.batch.loss_weights.tolist()):
+    for question, weight in enumerate(global_batch.batch.loss_weights.tolist()):
         for name, term in TERMS.items():
             if factor := settings.get(name, 1.0 if name == "nll_weight" else 0.0):
-                total = total + weight * factor * term(pool, question, settings)
-        if pool.taught is not None:
-            total = total + weight * embedding(pool, question, settings)
-    return total / len(pool.questions)
+                total = total + weight * factor * term(global_batch, question, settings)
+        if global_batch.taught is not None:
+            total = total + weight * embedding(global_batch, question, settings)
+    return total / len(global_batch.questions)

@@ -27,7 +27,7 @@ def embed(
     return torch.stack(vectors)
 
 
-def pool_loss(
+def global_batch_loss(
     questions: torch.Tensor,
     contexts: torch.Tensor,
     passages: Sequence[Passage],

@@ -110,7 +110,7 @@ def sentence(rng: random.Random, num_words: int) -> str:
 
 def make_samples(count: int, *, seed: int = 0, num_passages: int = 40) -> list[TrainingSample]:
     """Questions with 1 to 3 positives and uneven numbers of hard and other negatives, all from one small
-    corpus, so that passages recur within and across pools; some passages have a title, some an id."""
+    corpus, so that passages recur within and across global batches; some passages have a title, some an id."""
     rng = random.Random(seed)
     corpus = [
         Passage(

@@ -121,7 +121,7 @@ def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> di
     """Loss, number correct and gradient of one optimizer step, as every rank of a group sees them."""
     loss, correct, questions = (torch.zeros((), dtype=torch.float64) for _ in range(3))
     for number, batch in enumerate(batches, 1):
-        result = step(batch, num_pools=len(batches), is_last=number == len(batches))
+        result = step(batch, num_batches=len(batches), is_last=number == len(batches))
         loss, correct, questions = loss + result.loss, correct + result.num_correct, questions + len(batch)
     sums = {"loss": sum_over_ranks(loss) / sum_over_ranks(questions), "correct": sum_over_ranks(correct)}
     return {**sums, **gradients(model)}

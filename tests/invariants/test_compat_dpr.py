@@ -198,7 +198,11 @@ def trained(folder: Path, config: TrainCommand) -> tuple[list[float], list[int]]
     trainer = trainer_of(config, build_model(config), train_sets, [])
     curve = Curve()
     trainer.callbacks.append(curve)
-    order = [int(row) for pool in range(STEPS) for row in trainer.plan.dataset.iterator.pool(0, pool).rows]
+    order = [
+        int(row)
+        for global_batch in range(STEPS)
+        for row in trainer.plan.dataset.iterator.global_batch(0, global_batch).rows
+    ]
     trainer.train()
     return curve.losses, order
 

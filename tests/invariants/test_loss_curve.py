@@ -1,4 +1,4 @@
-"""Twenty pools of training against an independent loop: plain Hugging Face BERT, plain softmax over the pool,
+"""Twenty global batches of training against an independent loop: plain Hugging Face BERT, plain softmax over the global batch,
 plain AdamW.
 
 pytest tests/invariants/test_loss_curve.py
@@ -15,13 +15,13 @@ from dpr.core.records import Passage, TrainingSample
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Curve, make_trainer
 
-POOLS, BATCH, ACCUMULATION, LIMIT = 20, 4, 2, 0.05
+BATCHES, BATCH, ACCUMULATION, LIMIT = 20, 4, 2, 0.05
 
 
 def plain_samples() -> list[TrainingSample]:
-    """Every passage occurs once in the file, so that a plain softmax over the pool is the whole truth."""
+    """Every passage occurs once in the file, so that a plain softmax over the global batch is the whole truth."""
     samples = []
-    for number, sample in enumerate(make_samples(POOLS * BATCH, seed=3)):
+    for number, sample in enumerate(make_samples(BATCHES * BATCH, seed=3)):
         positive, negative = (
             Passage(f"{sample.positives[0].text} {kind} {number}", sample.positives[0].title)
             for kind in ("ba", "de")
@@ -33,7 +33,7 @@ def plain_samples() -> list[TrainingSample]:
 def reference_curve(
     folder: Path, samples: list[TrainingSample], order: list[int]
 ) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of the updates; the gradient of an update is the mean over its pools, clipped
+    """Losses and gradient norms of the updates; the gradient of an update is the mean over its global batches, clipped
     once."""
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = tiny_model(folder)
@@ -47,10 +47,10 @@ def reference_curve(
     ]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0)
     losses, norms = [], []
-    for step in range(updates := POOLS // ACCUMULATION):
+    for step in range(updates := BATCHES // ACCUMULATION):
         total = 0.0
-        for pool in range(step * ACCUMULATION, (step + 1) * ACCUMULATION):
-            batch = [samples[row] for row in order[pool * BATCH : (pool + 1) * BATCH]]
+        for global_batch in range(step * ACCUMULATION, (step + 1) * ACCUMULATION):
+            batch = [samples[row] for row in order[global_batch * BATCH : (global_batch + 1) * BATCH]]
             texts = [
                 (passage.title, passage.text)
                 for sample in batch
@@ -83,7 +83,7 @@ def reference_curve(
     return losses, norms
 
 
-def test_twenty_pools_follow_an_independent_reference(tmp_path: Path) -> None:
+def test_twenty_global_batches_follow_an_independent_reference(tmp_path: Path) -> None:
     folder, curve = encoder_folder(tmp_path / "encoder"), Curve()
     samples = plain_samples()
     trainer = make_trainer(
@@ -100,8 +100,12 @@ def test_twenty_pools_follow_an_independent_reference(tmp_path: Path) -> None:
         lr_schedule="linear",
         warmup_steps=5,
     )
-    order = [int(row) for index in range(POOLS) for row in trainer.plan.dataset.iterator.pool(0, index).rows]
-    assert sorted(order) == list(range(POOLS * BATCH)) != order
+    order = [
+        int(row)
+        for index in range(BATCHES)
+        for row in trainer.plan.dataset.iterator.global_batch(0, index).rows
+    ]
+    assert sorted(order) == list(range(BATCHES * BATCH)) != order
     trainer.train()
     expected, norms = reference_curve(folder, samples, order)
     assert max(abs(mine - theirs) for mine, theirs in zip(curve.losses, expected, strict=True)) < 1e-8

@@ -1,4 +1,4 @@
-"""Every objective is one function of its pool: any number of processes, direct and cached, packed and padded,
+"""Every objective is one function of its global batch: any number of processes, direct and cached, packed and padded,
 whole and in blocks.
 
 pytest tests/invariants/test_objectives.py
@@ -21,7 +21,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks
 from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
-from dpr.data.loader import PoolDataset
+from dpr.data.loader import GlobalBatchDataset
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.losses.objective import Objective
@@ -32,12 +32,12 @@ from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
 from dpr.training.teacher import ModelTeacher, StoredTeacher
-from tests.helpers.objectives import PlainPool, num_correct, objective
+from tests.helpers.objectives import PlainGlobalBatch, num_correct, objective
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import gradients, taken
 
-POOL, NUM_HARD, NUM_OTHER = 8, 2, 1
+GLOBAL_BATCH, NUM_HARD, NUM_OTHER = 8, 2, 1
 # Sums of float64 in another order; the gradients themselves are of order 1.
 TOLERANCE = 1e-11
 CPU = torch.device("cpu")
@@ -90,12 +90,14 @@ def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
 
 
 @cache
-def pool_batch(tensorizer: Tensorizer, rank: int, world_size: int) -> BiEncoderBatch:
-    source = ListSource(make_samples(3 * POOL, num_passages=24))
-    order = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=rank, world_size=world_size)
+def global_batch_batch(tensorizer: Tensorizer, rank: int, world_size: int) -> BiEncoderBatch:
+    source = ListSource(make_samples(3 * GLOBAL_BATCH, num_passages=24))
+    order = ShardedDataIterator(
+        len(source), global_batch_size=GLOBAL_BATCH, seed=5, rank=rank, world_size=world_size
+    )
     collator = Collator(tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
     sets = [(source, DataSetSettings(loss_scale=0.5))]
-    return with_teacher(PoolDataset(sets, MultiSetDataIterator([order], seed=5), collator)[1, 0])
+    return with_teacher(GlobalBatchDataset(sets, MultiSetDataIterator([order], seed=5), collator)[1, 0])
 
 
 @cache
@@ -110,7 +112,7 @@ def teacher_of(folder: Path, name: str) -> ModelTeacher | StoredTeacher:
     if name in STORED:
         saved, batch = (
             BiEncoder.load(folder.parent / "teacher").double(),
-            pool_batch(make_model(folder, False, True).tensorizer, 0, 1),
+            global_batch_batch(make_model(folder, False, True).tensorizer, 0, 1),
         )
         chunk = saved.encode_batch(batch.contexts, encoder_type="ctx")[batch.context_row][
             batch.context_valid
@@ -148,7 +150,7 @@ def gradient_of(
         model, parallel = make_parallel(folder, name in NORMALIZED, packed)
         step = DirectStep(parallel, loss, ranks=ranks, device=CPU)
     model.zero_grad()
-    return taken(step, model, [pool_batch(model.tensorizer, ranks.rank, ranks.world_size)])
+    return taken(step, model, [global_batch_batch(model.tensorizer, ranks.rank, ranks.world_size)])
 
 
 WAYS = {
@@ -184,9 +186,9 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """Loss, number correct and gradient of the objective written out, from vectors of the padded towers."""
     model = make_model(folder, name in NORMALIZED, packed=False)
     model.zero_grad()
-    batch = pool_batch(model.tensorizer, 0, 1)
+    batch = global_batch_batch(model.tensorizer, 0, 1)
     vectors = model(batch.questions, batch.contexts)
-    pool = PlainPool(
+    global_batch = PlainGlobalBatch(
         vectors.questions,
         vectors.contexts[batch.context_row],
         batch,
@@ -195,7 +197,9 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     )
     if "guide" in OBJECTIVES[name]:
         found = HandMadeGuide().vectors(batch.context_ids)
-        pool.guide = {key: vector for key, vector in zip(pool.keys, found, strict=True) if vector.any()}
+        global_batch.guide = {
+            key: vector for key, vector in zip(global_batch.keys, found, strict=True) if vector.any()
+        }
     if "teacher" in OBJECTIVES[name]:
         teacher = BiEncoder.load(folder.parent / "teacher").double()
         with torch.no_grad():
@@ -203,10 +207,10 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
             questions = (
                 None if name in STORED else teacher.question_model.of_padded(*batch.questions.padded(0))
             )
-            pool.taught = questions, None if name in QUESTIONS_TAUGHT else slots
-    value = objective(pool, OBJECTIVES[name])
+            global_batch.taught = questions, None if name in QUESTIONS_TAUGHT else slots
+    value = objective(global_batch, OBJECTIVES[name])
     value.backward()
-    correct = torch.tensor(num_correct(pool, OBJECTIVES[name]))
+    correct = torch.tensor(num_correct(global_batch, OBJECTIVES[name]))
     return {"loss": value.detach(), "correct": correct, **gradients(model)}
 
 

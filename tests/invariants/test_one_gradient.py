@@ -1,4 +1,4 @@
-"""Promise 1: one pool, one gradient, whatever the number of processes.
+"""Promise 1: one global batch, one gradient, whatever the number of processes.
 
 pytest tests/invariants/test_one_gradient.py
 """
@@ -15,22 +15,22 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks
 from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
-from dpr.data.loader import PoolDataset, data_row
+from dpr.data.loader import GlobalBatchDataset, data_row
 from dpr.data.settings import DataSetSettings
 from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.protocol import Loss, LossResult, Pool, Term
+from dpr.losses.protocol import GlobalBatch, Loss, LossResult, Term
 from dpr.models.biencoder import TowerOptions
 from dpr.training.loss import make_loss
 from dpr.training.settings import LossSettings, TrainNode
 from dpr.training.trainer import make_step
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.reference import embed, pool_loss, sample_passages
+from tests.helpers.reference import embed, global_batch_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import assert_near, taken
 
-POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 12, 2, 1, 2
+GLOBAL_BATCH, NUM_HARD, NUM_OTHER, ACCUMULATION = 12, 2, 1, 2
 # Sums of float64 in another order; the gradients themselves are of order 1.
 TOLERANCE = 1e-10
 
@@ -40,10 +40,18 @@ class Symmetric(Loss):
 
     needs = frozenset({"contexts", "questions"})
 
-    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        first = BiEncoderNllLoss()(questions, pool)
-        scores = score_matrix(pool.contexts[pool.candidates.target], pool.questions, pool.temperature)
-        own = torch.arange(pool.own_questions.start, pool.own_questions.stop, device=questions.device)
+    def __call__(
+        self, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> LossResult:
+        first = BiEncoderNllLoss()(questions, global_batch)
+        scores = score_matrix(
+            global_batch.contexts[global_batch.candidates.target],
+            global_batch.questions,
+            global_batch.temperature,
+        )
+        own = torch.arange(
+            global_batch.own_questions.start, global_batch.own_questions.stop, device=questions.device
+        )
         return LossResult(
             first.losses + torch.nn.functional.cross_entropy(scores, own, reduction="none"), first.num_correct
         )
@@ -54,13 +62,15 @@ class Margin(Loss):
 
     needs = frozenset()
 
-    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        assert pool.own_contexts == slice(0, len(pool.contexts)) and len(pool.contexts) == len(questions) * (
-            1 + NUM_HARD + NUM_OTHER
-        )
-        of_question = pool.contexts.view(len(questions), -1, pool.contexts.shape[1])
-        scores = torch.einsum("bd,bnd->bn", questions, of_question) / pool.temperature
-        losses = ((1 - scores + scores[:, :1]).relu() * pool.candidates.counts.view_as(scores)).sum(1)
+    def __call__(
+        self, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> LossResult:
+        assert global_batch.own_contexts == slice(0, len(global_batch.contexts)) and len(
+            global_batch.contexts
+        ) == len(questions) * (1 + NUM_HARD + NUM_OTHER)
+        of_question = global_batch.contexts.view(len(questions), -1, global_batch.contexts.shape[1])
+        scores = torch.einsum("bd,bnd->bn", questions, of_question) / global_batch.temperature
+        losses = ((1 - scores + scores[:, :1]).relu() * global_batch.candidates.counts.view_as(scores)).sum(1)
         return LossResult(losses, (losses == 1).sum())
 
 
@@ -73,11 +83,22 @@ class Crowd(Term):
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
-    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> torch.Tensor:
-        assert pool.own_scores is not None
-        scores = score_matrix(questions, pool.contexts, pool.temperature) * pool.candidates.counts
-        own = pool.own_scores / pool.temperature * batch.context_valid.view_as(pool.own_scores)
-        return self.scale * scores.square().sum(1) / pool.candidates.counts.sum() + own.square().mean(1)
+    def __call__(
+        self, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> torch.Tensor:
+        assert global_batch.own_scores is not None
+        scores = (
+            score_matrix(questions, global_batch.contexts, global_batch.temperature)
+            * global_batch.candidates.counts
+        )
+        own = (
+            global_batch.own_scores
+            / global_batch.temperature
+            * batch.context_valid.view_as(global_batch.own_scores)
+        )
+        return self.scale * scores.square().sum(1) / global_batch.candidates.counts.sum() + own.square().mean(
+            1
+        )
 
 
 def with_a_term() -> Loss:
@@ -86,21 +107,21 @@ def with_a_term() -> Loss:
 
 
 def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Loss, number correct and gradient of one optimizer step of ACCUMULATION pools, as every rank of a group
+    """Loss, number correct and gradient of one optimizer step of ACCUMULATION global batches, as every rank of a group
     sees them."""
     ranks = current_ranks()
     options = TowerOptions(**case.get("options", {}))
     model = tiny_model(folder, options=options, **case.get("settings", {})).train()
     case.get("prepare", lambda model: None)(model)
-    source = ListSource(make_samples(3 * POOL))
+    source = ListSource(make_samples(3 * GLOBAL_BATCH))
     iterator = ShardedDataIterator(
-        len(source), global_batch_size=POOL, seed=5, rank=ranks.rank, world_size=ranks.world_size
+        len(source), global_batch_size=GLOBAL_BATCH, seed=5, rank=ranks.rank, world_size=ranks.world_size
     )
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
     set_options = DataSetSettings(
         encoder_type=case.get("encoder_type"), loss_scale=case.get("loss_scale", 1.0)
     )
-    dataset = PoolDataset([(source, set_options)], MultiSetDataIterator([iterator], seed=5), collator)
+    dataset = GlobalBatchDataset([(source, set_options)], MultiSetDataIterator([iterator], seed=5), collator)
     loss_function: Loss = BiEncoderNllLoss(
         candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22)
     )
@@ -110,7 +131,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
         grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none")
     )
     step = make_step(model, loss_function, compute, ranks=ranks, device=torch.device("cpu"))
-    return taken(step, model, [dataset[1, pool] for pool in range(ACCUMULATION)])
+    return taken(step, model, [dataset[1, global_batch] for global_batch in range(ACCUMULATION)])
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -194,15 +215,17 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str,
     folder = encoder_folder(tmp_path / "encoder")
     fast = gradient_of_a_step(folder, {"candidates": candidates, "settings": {"shared": shared}})
     model = tiny_model(folder, shared=shared)
-    source = ListSource(make_samples(3 * POOL))
-    order = MultiSetDataIterator([ShardedDataIterator(len(source), global_batch_size=POOL, seed=5)], seed=5)
+    source = ListSource(make_samples(3 * GLOBAL_BATCH))
+    order = MultiSetDataIterator(
+        [ShardedDataIterator(len(source), global_batch_size=GLOBAL_BATCH, seed=5)], seed=5
+    )
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
     total = torch.zeros((), dtype=torch.float64)
     for number in range(ACCUMULATION):
-        rows = [int(row) for row in order.pool(1, number).rows]
+        rows = [int(row) for row in order.global_batch(1, number).rows]
         passages, positives = [], []
         for row in rows:
-            chosen = collator.select(data_row(source, row, DataSetSettings(), lap=1))
+            chosen = collator.select(data_row(source, row, DataSetSettings(), pass_number=1))
             positives.append(len(passages))
             passages += [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives]
         tokenizer = model.tensorizer.tokenizer
@@ -214,7 +237,9 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str,
         known = [source.known_positives(row) for row in rows]
         total = (
             total
-            + pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct")
+            + global_batch_loss(
+                questions, contexts, passages, positives, known, distinct=candidates == "distinct"
+            )
             / ACCUMULATION
         )
     total.backward()

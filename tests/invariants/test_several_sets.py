@@ -1,4 +1,4 @@
-"""Pools of several data sets: loss and gradient are those of the formula, for any number of processes, from
+"""Global batches of several data sets: loss and gradient are those of the formula, for any number of processes, from
 text and from stored tokens.
 
 pytest tests/invariants/test_several_sets.py
@@ -19,7 +19,7 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator
 from dpr.data.iterators import Sampling
-from dpr.data.loader import PoolDataset, cut_into_pools, pool_loader, with_weights_of_sets
+from dpr.data.loader import GlobalBatchDataset, batch_loader, cut_into_batches, with_weights_of_sets
 from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats.training_files.dpr import write_training_set
@@ -42,7 +42,7 @@ from tests.helpers.training import (
     taken,
 )
 
-POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 8, 2, 1, 2
+GLOBAL_BATCH, NUM_HARD, NUM_OTHER, ACCUMULATION = 8, 2, 1, 2
 TOLERANCE = 1e-10
 FIRST = DataSetSettings(loss_scale=0.3, shuffle_positives=True)
 SECOND = DataSetSettings(
@@ -59,11 +59,13 @@ def two_sets() -> list[tuple[ListSource, DataSetSettings]]:
     ]
 
 
-def pools_of(model: Any, *, sampling: Sampling | None = None, ranks: Ranks | None = None) -> PoolDataset:
+def batches_of(
+    model: Any, *, sampling: Sampling | None = None, ranks: Ranks | None = None
+) -> GlobalBatchDataset:
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
     mixture = sampling or Sampling(mixed=True, weights=[1, 1])
-    return cut_into_pools(
-        two_sets(), collator, global_batch_size=POOL, ranks=ranks or Ranks(), seed=5, sampling=mixture
+    return cut_into_batches(
+        two_sets(), collator, global_batch_size=GLOBAL_BATCH, ranks=ranks or Ranks(), seed=5, sampling=mixture
     )
 
 
@@ -74,20 +76,22 @@ def gradient_of_a_step(
     model = tiny_model(folder).train()
     loss, options = BiEncoderNllLoss(max_scores=max_scores), TrainNode(grad_cache_tokens=grad_cache_tokens)
     step = make_step(model, loss, options, ranks=ranks, device=torch.device("cpu"))
-    dataset = pools_of(model, ranks=ranks)
-    return taken(step, model, [dataset[1, pool] for pool in range(ACCUMULATION)])
+    dataset = batches_of(model, ranks=ranks)
+    return taken(step, model, [dataset[1, global_batch] for global_batch in range(ACCUMULATION)])
 
 
 def reference(folder: Path) -> dict[str, torch.Tensor]:
     """The formula of docs/numerics.md, question by question, from texts: sum of w_i l_i / Q, the mean over
-    the pools of the step."""
+    the global batches of the step."""
     model = tiny_model(folder).train()
-    dataset = pools_of(model)
+    dataset = batches_of(model)
     encode = model.tensorizer.tokenizer
     objective, plain = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for pool in range(ACCUMULATION):
-        rows = dataset.read(dataset.iterator.pool(1, pool))
-        assert {row.dataset for row in rows} == {0, 1}, "pools must hold both sets, or this proves little"
+    for global_batch in range(ACCUMULATION):
+        rows = dataset.read(dataset.iterator.global_batch(1, global_batch))
+        assert {row.dataset for row in rows} == {0, 1}, (
+            "global batches must hold both sets, or this proves little"
+        )
         passages: list[Passage] = []
         positives, questions, texts = [], [], []
         for row in rows:
@@ -123,9 +127,9 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
             scores = torch.stack([questions[place] @ contexts[column] for column in kept])
             loss = -torch.log_softmax(scores, 0)[[keys[column] for column in kept].index(gold)]
             objective = objective + {"first": 0.3, "second": 1.7}[row.namespace] * loss / (
-                POOL * ACCUMULATION
+                GLOBAL_BATCH * ACCUMULATION
             )
-            plain = plain + loss.detach() / (POOL * ACCUMULATION)
+            plain = plain + loss.detach() / (GLOBAL_BATCH * ACCUMULATION)
     objective.backward()
     return {"loss": plain, **gradients(model)}
 
@@ -141,7 +145,7 @@ def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {name: gradient_of_a_step(folder, **case) for name, case in CASES.items()}
 
 
-def test_weighted_loss_and_gradient_of_mixed_pools_are_the_formula_on_1_and_2_processes(
+def test_weighted_loss_and_gradient_of_mixed_global_batches_are_the_formula_on_1_and_2_processes(
     tmp_path: Path,
 ) -> None:
     folder = encoder_folder(tmp_path / "encoder")
@@ -170,7 +174,7 @@ def test_ids_of_two_sets_are_apart_and_equal_texts_are_not(tmp_path: Path) -> No
     same = TrainingSample("ba", (Passage("be", id="7"), Passage("bi")))
     sets = [(ListSource([same] * 4, name), DataSetSettings(exclude_gold=True)) for name in ("a", "b")]
     collator = Collator(model.tensorizer, num_hard=0, num_other=0, seed=0)
-    dataset = cut_into_pools(
+    dataset = cut_into_batches(
         sets, collator, global_batch_size=8, ranks=Ranks(), seed=0, sampling=Sampling(mixed=True)
     )
     batch = dataset[0, 0]
@@ -180,7 +184,7 @@ def test_ids_of_two_sets_are_apart_and_equal_texts_are_not(tmp_path: Path) -> No
     assert sorted(batch.datasets) == [0] * 4 + [1] * 4
 
 
-def test_sets_of_different_towers_cannot_share_a_pool(tmp_path: Path) -> None:
+def test_sets_of_different_towers_cannot_share_a_global_batch(tmp_path: Path) -> None:
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
     sets = [
         (source, replace(options, encoder_type=kind))
@@ -193,11 +197,11 @@ def test_sets_of_different_towers_cannot_share_a_pool(tmp_path: Path) -> None:
         r" mutually exclusive"
     )
     with pytest.raises(ConfigError, match=message):
-        cut_into_pools(sets, collator, **shared, sampling=Sampling(mixed=True))
+        cut_into_batches(sets, collator, **shared, sampling=Sampling(mixed=True))
     kinds = {
-        dataset[0, pool].encoder_type
-        for dataset in [cut_into_pools(sets, collator, **shared)]
-        for pool in range(5)
+        dataset[0, global_batch].encoder_type
+        for dataset in [cut_into_batches(sets, collator, **shared)]
+        for global_batch in range(5)
     }
     assert kinds == {"", "ctx"}, "apart they are trained as ever"
 
@@ -242,12 +246,12 @@ def test_batches_from_text_and_from_stored_tokens_and_with_workers_are_the_same(
     collator = Collator(tensorizer, num_hard=1, num_other=1, seed=3, augmentation=Augmentation(8, 0.2))
     runs = []
     for sets, workers in ((texts, 0), (stored, 0), (stored, 2)):
-        dataset = cut_into_pools(
-            sets, collator, global_batch_size=POOL, ranks=Ranks(), seed=5, sampling=sampling
+        dataset = cut_into_batches(
+            sets, collator, global_batch_size=GLOBAL_BATCH, ranks=Ranks(), seed=5, sampling=sampling
         )
-        pools = range(dataset.iterator.pools_per_epoch)
-        order = [(epoch, pool) for epoch in (1, 2) for pool in pools][2:]
-        runs.append([values(batch) for batch in pool_loader(dataset, order, num_workers=workers)])
+        global_batches = range(dataset.iterator.batches_per_epoch)
+        order = [(epoch, global_batch) for epoch in (1, 2) for global_batch in global_batches][2:]
+        runs.append([values(batch) for batch in batch_loader(dataset, order, num_workers=workers)])
     assert len(runs[0]) > 6 and len(set(runs[0])) == len(runs[0])
     assert runs[0] == runs[1] == runs[2]
 

@@ -74,7 +74,7 @@ def trained(
     dropout: float = 0.0,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Weights after 8 updates of 2 pools of 8."""
+    """Weights after 8 updates of 2 global batches of 8."""
     model = tiny_model(folder, options=TowerOptions(temperature=0.05), dropout=dropout, **settings)
     # The largest gradients are about 1: updates then do not magnify the rounding of small ones.
     options = {

@@ -17,7 +17,7 @@ from dpr.training.validations import dev_sets
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import Metrics, run_validations
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
+from tests.helpers.reference import embed, global_batch_loss, key_of, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
 OPTIONS = {
@@ -36,7 +36,7 @@ def figures(folder: Path, candidates: str, collapsed: bool = False, **options: i
             for name, parameter in tower.backbone.named_parameters():
                 if "LayerNorm" in name:
                     torch.nn.init.constant_(parameter, 1.0 if name.endswith("bias") else 0.0)
-    # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
+    # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a global batch.
     devs = [
         (ListSource(make_samples(count, seed=count), name), DataSetSettings())
         for name, count in (("a", 13), ("b", 3))
@@ -85,7 +85,9 @@ def test_nll_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
         known = [source.known_positives(row) for row in rows]
         competing += len(passages) * len(rows)
         total += float(
-            pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct")
+            global_batch_loss(
+                questions, contexts, passages, positives, known, distinct=candidates == "distinct"
+            )
         ) * len(rows)
     assert metrics["eval/a/nll_loss"] == pytest.approx(total / 13, abs=1e-10)
     found = metrics["eval/a/candidates"]
@@ -130,7 +132,7 @@ def test_average_rank_equals_the_slow_truth(tmp_path: Path, candidates: str) -> 
     assert expected[0] > 1
 
 
-def test_average_rank_does_not_depend_on_how_the_pool_is_cut(
+def test_average_rank_does_not_depend_on_how_the_global_batch_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = encoder_folder(tmp_path / "encoder")

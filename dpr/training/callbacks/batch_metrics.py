@@ -1,4 +1,4 @@
-"""Metrics of the vectors of the global batch (``pool`` in the code), which the loss does not show."""
+"""Metrics of the vectors of the global batch, which the loss does not show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import sum_over_ranks
 from dpr.core.logs import get_logger
 from dpr.losses.candidates import MASKED_SCORE, score_matrix
-from dpr.losses.protocol import Pool
+from dpr.losses.protocol import GlobalBatch
 from dpr.training.run import Callback, Run
 from dpr.training.settings import is_logged
 from dpr.training.validations.protocol import Metrics
@@ -24,7 +24,7 @@ SAMPLE = 64
 COLLAPSED = 3.0
 
 
-class PoolMetrics(Callback):
+class GlobalBatchMetrics(Callback):
     """Callback that adds metrics ``pool/...`` of the global batch to the log line, from the first global
     batch of its step. It warns when the vectors have collapsed.
 
@@ -34,6 +34,8 @@ class PoolMetrics(Callback):
     highest before. docs/training.md, "The log line", explains each metric.
     """
 
+    state_key = "PoolMetrics"  # its name in checkpoints of all versions
+
     def __init__(self, log_every: int | None) -> None:
         self.log_every = log_every
         self._step = 0
@@ -42,12 +44,14 @@ class PoolMetrics(Callback):
         self._highest_rank = 0.0
         self._has_warned = False
 
-    def needs_pool(self, run: Run) -> bool:
+    def needs_global_batch(self, run: Run) -> bool:
         step = run.progress.step + 1
         return self._step != step and (step == 1 or is_logged(step, self.log_every, run.last_step))
 
-    def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
-        if not self.needs_pool(run):
+    def on_global_batch(
+        self, run: Run, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> None:
+        if not self.needs_global_batch(run):
             return
         self._step = run.progress.step + 1
 
@@ -55,9 +59,11 @@ class PoolMetrics(Callback):
         stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
         rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
         rows = rows.to(questions.device)
-        target = pool.candidates.target[rows]
-        candidates = pool.candidates._replace(target=target, masked=pool.candidates.masked[rows])
-        scores = candidates.mask_(score_matrix(questions[rows], pool.contexts))
+        target = global_batch.candidates.target[rows]
+        candidates = global_batch.candidates._replace(
+            target=target, masked=global_batch.candidates.masked[rows]
+        )
+        scores = candidates.mask_(score_matrix(questions[rows], global_batch.contexts))
         positive = scores.gather(1, target[:, None])[:, 0]
         others = scores.scatter(1, target[:, None], MASKED_SCORE)
         others = others.where(others > MASKED_SCORE, torch.nan)
@@ -66,7 +72,7 @@ class PoolMetrics(Callback):
                 positive,
                 others.nanmean(1),
                 positive - others.nan_to_num(-torch.inf).amax(1),
-                pool.temperature.like(positive).expand(len(rows)),
+                global_batch.temperature.like(positive).expand(len(rows)),
                 1 + (~others.isnan()).sum(1),
             ],
             dim=1,
@@ -74,10 +80,10 @@ class PoolMetrics(Callback):
 
         # Cosines of the sampled passages with each other, (n, n), in fp32 at least; 0 for passages that an
         # earlier slot holds.
-        stride = -(-len(pool.contexts) // SAMPLE)
-        passages = pool.contexts[::stride]
+        stride = -(-len(global_batch.contexts) // SAMPLE)
+        passages = global_batch.contexts[::stride]
         passages = normalize(passages.to(torch.promote_types(passages.dtype, torch.float32)), dim=1)
-        passages = passages * pool.candidates.counts[::stride, None]
+        passages = passages * global_batch.candidates.counts[::stride, None]
         self._cosines = passages @ passages.T
 
     def on_step_end(self, run: Run) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpr.formats.run_folders import METRICS_LINES
 from dpr.training.callbacks.base_comparison import BaseComparison
-from dpr.training.callbacks.batch_metrics import PoolMetrics
+from dpr.training.callbacks.batch_metrics import GlobalBatchMetrics
 from dpr.training.callbacks.early_stopping import EarlyStopping
 from dpr.training.callbacks.log_lines import LogEvery, ProgressLine
 from dpr.training.callbacks.metrics_file import MetricsFile
@@ -26,7 +26,12 @@ def default_callbacks(
     The order matters: callbacks that add to the metrics come first, then those that collect and write them,
     and last the one that saves the state.
     """
-    callbacks = [BaseComparison(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir), *further]
+    callbacks = [
+        BaseComparison(),
+        GlobalBatchMetrics(settings.log_batch_step),
+        ReportPage(output_dir),
+        *further,
+    ]
     if patience := settings.early_stopping.patience:
         callbacks.append(EarlyStopping(patience=patience))
     return [

@@ -49,7 +49,7 @@ class DevSetValidation(Validation):
         self.dev_sets = dev_sets
         self.settings = settings or TrainingSettings()
         self.candidates = candidates or self.settings.candidates()
-        self.pool_size = self.settings.train.dev_batch_size
+        self.global_batch_size = self.settings.train.dev_batch_size
 
     @torch.no_grad()
     def __call__(self, model: Towers) -> Metrics:
@@ -99,7 +99,7 @@ class DevSetValidation(Validation):
     def _num_questions(self, source: SampleSource) -> int:
         """Returns the number of a set's questions that count."""
         size = len(source)
-        whole = size // self.pool_size * self.pool_size
+        whole = size // self.global_batch_size * self.global_batch_size
         return whole if self.settings.as_dpr and whole else size
 
     def _encoded(
@@ -145,9 +145,11 @@ class NllValidation(DevSetValidation):
         sums = torch.zeros(4, dtype=torch.float64, device=model.device)
         values = [torch.zeros(0, 2, dtype=torch.float64)]
         num_questions = self._num_questions(source)
-        starts = range(0, num_questions, self.pool_size)
+        starts = range(0, num_questions, self.global_batch_size)
         for start in counted(starts, f"validating on {source.name}", unit="questions"):
-            mine = rank_slice(min(self.pool_size, num_questions - start), ranks.rank, ranks.world_size)
+            mine = rank_slice(
+                min(self.global_batch_size, num_questions - start), ranks.rank, ranks.world_size
+            )
             rows = range(start + mine.start, start + mine.stop)
             batch, questions, slots = self._encoded(model, collator, source, options, rows)
 
@@ -260,7 +262,7 @@ class AverageRankValidation(DevSetValidation):
     def _num_questions(self, source: SampleSource) -> int:
         most = self.settings.train.val_av_rank_max_qs
         if self.settings.as_dpr:
-            most = (most // self.pool_size + 1) * self.pool_size
+            most = (most // self.global_batch_size + 1) * self.global_batch_size
         return min(super()._num_questions(source), most)
 
 

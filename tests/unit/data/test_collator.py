@@ -13,7 +13,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Augmentation, Collator, DataRow, Selection, judgement_identity
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
-from dpr.data.loader import PoolDataset, data_row, pool_loader
+from dpr.data.loader import GlobalBatchDataset, batch_loader, data_row
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.losses.candidates import names_of
@@ -211,7 +211,8 @@ def test_rows_of_several_sets_keep_their_own_options(tensorizer: Tensorizer) -> 
     ]
     source = ListSource(samples)
     rows = [
-        data_row(source, number % 2, sets[number % 2], dataset=number % 2, lap=number) for number in (1, 0, 3)
+        data_row(source, number % 2, sets[number % 2], dataset=number % 2, pass_number=number)
+        for number in (1, 0, 3)
     ]
     batch = Collator(tensorizer, num_hard=1, num_other=0)(rows)
     questions = batch.questions.tokens.split(batch.questions.lengths.tolist())
@@ -236,11 +237,11 @@ def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) ->
     source = ListSource(make_samples(40))
     order = MultiSetDataIterator([ShardedDataIterator(40, global_batch_size=8, seed=2)], seed=2)
     collator = Collator(tensorizer, num_hard=2, num_other=1, seed=2, augmentation=Augmentation(0, 0.2))
-    dataset = PoolDataset([(source, OPTIONS)], order, collator)
+    dataset = GlobalBatchDataset([(source, OPTIONS)], order, collator)
     runs = []
     for workers in (0, 1, 2):
-        schedule = [(1, 3), (1, 4), *((2, pool) for pool in range(5))]
-        runs.append(list(pool_loader(dataset, schedule, num_workers=workers)))
+        schedule = [(1, 3), (1, 4), *((2, global_batch) for global_batch in range(5))]
+        runs.append(list(batch_loader(dataset, schedule, num_workers=workers)))
     assert len(runs[0]) == 2 + 5
     for other in runs[1:]:
         for mine, theirs in zip(runs[0], other, strict=True):

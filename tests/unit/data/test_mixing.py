@@ -1,4 +1,4 @@
-"""Several data sets in an epoch: exact counts, every row its turn, the same pools for any number of ranks,
+"""Several data sets in an epoch: exact counts, every row its turn, the same global batches for any number of ranks,
 nothing depends on history."""
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.data.iterators import (
+    GlobalBatchIterator,
     MixedDataIterator,
     MultiSetDataIterator,
-    PoolIterator,
     Sampling,
     ShardedDataIterator,
     largest_remainder,
 )
 from dpr.data.order import WORDS, group
 
-SIZES, POOL = (403, 90, 37), 8
-Made = Callable[..., PoolIterator]
+SIZES, GLOBAL_BATCH = (403, 90, 37), 8
+Made = Callable[..., GlobalBatchIterator]
 
 
-def one_set_a_pool(
+def one_set_a_global_batch(
     sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
-) -> PoolIterator:
+) -> GlobalBatchIterator:
     features = features_of(sizes, sampling) or [None] * len(sizes)
     sets = [
         ShardedDataIterator(
             size,
-            global_batch_size=POOL,
+            global_batch_size=GLOBAL_BATCH,
             seed=seed,
             rank=rank,
             world_size=world_size,
@@ -47,8 +47,8 @@ def one_set_a_pool(
 
 def mixed(
     sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
-) -> PoolIterator:
-    shared = {"global_batch_size": POOL, "seed": seed, "rank": rank, "world_size": world_size}
+) -> GlobalBatchIterator:
+    shared = {"global_batch_size": GLOBAL_BATCH, "seed": seed, "rank": rank, "world_size": world_size}
     return MixedDataIterator(
         sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features_of(sizes, sampling)
     )
@@ -72,13 +72,21 @@ def words_around(topics: np.ndarray) -> np.ndarray:
     return features
 
 
-def rows_of(iterator: PoolIterator, epochs: Iterable[int]) -> list[tuple[int, int]]:
-    """(data set, row) of all pools of some epochs, in order."""
-    pools = [iterator.pool(epoch, pool) for epoch in epochs for pool in range(iterator.pools_per_epoch)]
-    return [place for pool in pools for place in zip(pool.datasets.tolist(), pool.rows.tolist(), strict=True)]
+def rows_of(iterator: GlobalBatchIterator, epochs: Iterable[int]) -> list[tuple[int, int]]:
+    """(data set, row) of all global batches of some epochs, in order."""
+    global_batches = [
+        iterator.global_batch(epoch, global_batch)
+        for epoch in epochs
+        for global_batch in range(iterator.batches_per_epoch)
+    ]
+    return [
+        place
+        for global_batch in global_batches
+        for place in zip(global_batch.datasets.tolist(), global_batch.rows.tolist(), strict=True)
+    ]
 
 
-BOTH = pytest.mark.parametrize("made", [one_set_a_pool, mixed])
+BOTH = pytest.mark.parametrize("made", [one_set_a_global_batch, mixed])
 WAYS = pytest.mark.parametrize(
     "sampling",
     [{}, {"weights": [1, 2, 1]}, {"temperature": 3.0}, {"rates": [0.5, 2, 1]}, {"group_by_words": True}],
@@ -101,35 +109,42 @@ def test_largest_remainder_is_exact_and_in_proportion() -> None:
 
 
 def test_weights_say_the_shares_of_an_epoch() -> None:
-    # 50 + 11 + 4 = 65 natural pools; a quarter, a half, a quarter of them are 16.25, 32.5 and 16.25.
-    found = one_set_a_pool(weights=[1, 2, 1])
-    assert found.counts == (16, 33, 16) and found.pools_per_epoch == 65
+    # 50 + 11 + 4 = 65 natural global batches; a quarter, a half, a quarter of them are 16.25, 32.5 and 16.25.
+    found = one_set_a_global_batch(weights=[1, 2, 1])
+    assert found.counts == (16, 33, 16) and found.batches_per_epoch == 65
     for epoch in (0, 3):
         counted = Counter(dataset for dataset, _ in rows_of(found, [epoch]))
-        assert counted == {0: 16 * POOL, 1: 33 * POOL, 2: 16 * POOL}
-    assert mixed(weights=[1, 2, 1]).counts == (132, 264, 132)  # of 530 rows 66 whole pools
-    assert one_set_a_pool(weights=[1, 1, 0]).counts == (31, 30, 0)
+        assert counted == {0: 16 * GLOBAL_BATCH, 1: 33 * GLOBAL_BATCH, 2: 16 * GLOBAL_BATCH}
+    assert mixed(weights=[1, 2, 1]).counts == (132, 264, 132)  # of 530 rows 66 whole global batches
+    assert one_set_a_global_batch(weights=[1, 1, 0]).counts == (31, 30, 0)
 
 
 @pytest.mark.parametrize(
     ("temperature", "shares"), [(1.0, (403, 90, 37)), (2.0, (403**0.5, 90**0.5, 37**0.5)), (1e9, (1, 1, 1))]
 )
 def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[float, ...]) -> None:
-    for found, unit in ((one_set_a_pool(temperature=temperature), 1), (mixed(temperature=temperature), POOL)):
+    for found, unit in (
+        (one_set_a_global_batch(temperature=temperature), 1),
+        (mixed(temperature=temperature), GLOBAL_BATCH),
+    ):
         total = sum(found.counts)
         for count, share in zip(found.counts, shares, strict=True):
             assert abs(count - total * share / sum(shares)) < 1, unit
 
 
 @BOTH
-def test_drawn_pools_have_the_shares_that_the_temperature_states(made: Made) -> None:
-    """Not only in sum: early and late in an epoch, and in the first place of a pool as in the last.
+def test_drawn_global_batches_have_the_shares_that_the_temperature_states(made: Made) -> None:
+    """Not only in sum: early and late in an epoch, and in the first place of a global batch as in the last.
     Chi-square of 2 degrees of freedom."""
     found = made(temperature=2.0)
     shares = np.sqrt(SIZES) / np.sqrt(SIZES).sum()
     places = np.array([dataset for epoch in range(20) for dataset, _ in rows_of(found, [epoch])])
-    places = places.reshape(20, found.pools_per_epoch, POOL)
-    for part in (places[:10, :10, 0].ravel(), places[10:, -10:, POOL - 1].ravel(), places[:, ::7, 3].ravel()):
+    places = places.reshape(20, found.batches_per_epoch, GLOBAL_BATCH)
+    for part in (
+        places[:10, :10, 0].ravel(),
+        places[10:, -10:, GLOBAL_BATCH - 1].ravel(),
+        places[:, ::7, 3].ravel(),
+    ):
         expected = shares * part.size
         statistic = float(((np.bincount(part, minlength=3) - expected) ** 2 / expected).sum())
         assert statistic < 13.8, "would happen once in a thousand seeds"
@@ -137,7 +152,10 @@ def test_drawn_pools_have_the_shares_that_the_temperature_states(made: Made) -> 
 
 @pytest.mark.parametrize("grouped", [{}, {"group_by_words": True}], ids=str)
 def test_natural_shares_take_every_row_once_an_epoch(grouped: dict[str, Any]) -> None:
-    for found, most_left in ((one_set_a_pool(**grouped), 3 * (POOL - 1)), (mixed(**grouped), POOL - 1)):
+    for found, most_left in (
+        (one_set_a_global_batch(**grouped), 3 * (GLOBAL_BATCH - 1)),
+        (mixed(**grouped), GLOBAL_BATCH - 1),
+    ):
         left_out = []
         for epoch in range(5):
             rows = rows_of(found, [epoch])
@@ -151,8 +169,8 @@ def test_natural_shares_take_every_row_once_an_epoch(grouped: dict[str, Any]) ->
 def test_a_large_set_is_continued_in_the_next_epoch(made: Made) -> None:
     found = made(weights=[1, 1, 1])
     by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(2)]
-    assert all(len(rows) == 22 * POOL == len(set(rows)) for rows in by_epoch)
-    assert len({row for rows in by_epoch for row in rows}) == 2 * 22 * POOL, (
+    assert all(len(rows) == 22 * GLOBAL_BATCH == len(set(rows)) for rows in by_epoch)
+    assert len({row for rows in by_epoch for row in rows}) == 2 * 22 * GLOBAL_BATCH, (
         "no row twice before all had their turn"
     )
 
@@ -161,14 +179,16 @@ def test_a_large_set_is_continued_in_the_next_epoch(made: Made) -> None:
 def test_a_small_set_is_passed_over_again_in_another_order(made: Made) -> None:
     found = made((40, 90, 30), weights=[1, 0, 3])
     rows = [row for dataset, row in rows_of(found, [0]) if dataset == 2]
-    assert len(rows) == 48 and 1 < max(Counter(rows).values()) <= 2 and found.laps()[2] > 1
-    laps = [
-        (row, lap)
-        for pool in range(found.pools_per_epoch)
-        for dataset, row, lap in zip(*(part.tolist() for part in found.pool(0, pool)), strict=True)
+    assert len(rows) == 48 and 1 < max(Counter(rows).values()) <= 2 and found.passes()[2] > 1
+    passes = [
+        (row, pass_number)
+        for global_batch in range(found.batches_per_epoch)
+        for dataset, row, pass_number in zip(
+            *(part.tolist() for part in found.global_batch(0, global_batch)), strict=True
+        )
         if dataset == 2
     ]
-    assert len(set(laps)) == 48, "a row has another lap each time, so that it draws other negatives"
+    assert len(set(passes)) == 48, "a row has another pass each time, so that it draws other negatives"
 
 
 def test_laps_follow_each_other_in_new_orders() -> None:
@@ -176,82 +196,95 @@ def test_laps_follow_each_other_in_new_orders() -> None:
     counted = Counter(row for _, row in rows_of(found, [0]))
     assert counted == dict.fromkeys(range(16), 3)
     single = ShardedDataIterator(16, global_batch_size=8, seed=4)
-    orders = [[row for pool in range(2) for row in single.rows(2 * lap + pool)] for lap in range(3)]
+    orders = [
+        [row for global_batch in range(2) for row in single.rows(2 * pass_number + global_batch)]
+        for pass_number in range(3)
+    ]
     assert len({tuple(order) for order in orders}) == 3
 
 
 @BOTH
 @WAYS
-def test_pools_are_the_same_for_any_number_of_ranks(made: Made, sampling: dict[str, Any]) -> None:
+def test_global_batches_are_the_same_for_any_number_of_ranks(made: Made, sampling: dict[str, Any]) -> None:
     alone = made(**sampling)
     for world_size in (2, 4):
         ranks = [made(rank=rank, world_size=world_size, **sampling) for rank in range(world_size)]
-        for key in ((0, 0), (2, 5), (1, alone.pools_per_epoch - 1)):
-            parts = [rank.pool(*key) for rank in ranks]
-            assert all(len(part.rows) == POOL // world_size for part in parts)
-            for column, whole in enumerate(alone.pool(*key)):
+        for key in ((0, 0), (2, 5), (1, alone.batches_per_epoch - 1)):
+            parts = [rank.global_batch(*key) for rank in ranks]
+            assert all(len(part.rows) == GLOBAL_BATCH // world_size for part in parts)
+            for column, whole in enumerate(alone.global_batch(*key)):
                 assert np.concatenate([part[column] for part in parts]).tolist() == whole.tolist()
 
 
 @BOTH
 @WAYS
-def test_a_pool_depends_on_nothing_that_was_asked_before(made: Made, sampling: dict[str, Any]) -> None:
+def test_a_global_batch_depends_on_nothing_that_was_asked_before(
+    made: Made, sampling: dict[str, Any]
+) -> None:
     worn = made(**sampling)
     rows_of(worn, [3, 0])
     for key in ((1, 4), (0, 0), (4, 2)):
-        assert [part.tolist() for part in worn.pool(*key)] == [
-            part.tolist() for part in made(**sampling).pool(*key)
+        assert [part.tolist() for part in worn.global_batch(*key)] == [
+            part.tolist() for part in made(**sampling).global_batch(*key)
         ]
     assert rows_of(worn, [1]) != rows_of(worn, [2])
     assert rows_of(worn, [1]) != rows_of(made(**sampling, seed=2), [1])
 
 
-def test_one_set_a_pool_or_all_sets_in_one() -> None:
+def test_one_set_a_global_batch_or_all_sets_in_one() -> None:
     kinds = [
-        {len(set(found.pool(0, pool).datasets.tolist())) for pool in range(60)}
-        for found in (one_set_a_pool(), mixed())
+        {len(set(found.global_batch(0, global_batch).datasets.tolist())) for global_batch in range(60)}
+        for found in (one_set_a_global_batch(), mixed())
     ]
     assert kinds[0] == {1} and max(kinds[1]) == 3
-    # Most pools of 8 hold several sets, as drawing 8 rows of 403, 90 and 37 would give.
-    several = sum(len(set(mixed().pool(0, pool).datasets.tolist())) > 1 for pool in range(60))
+    # Most global batches of 8 hold several sets, as drawing 8 rows of 403, 90 and 37 would give.
+    several = sum(
+        len(set(mixed().global_batch(0, global_batch).datasets.tolist())) > 1 for global_batch in range(60)
+    )
     assert 42 <= several <= 60  # 1 - 0.76^8 - ... = 0.89 of them
 
 
-def test_rates_multiply_pools_as_before() -> None:
-    found = one_set_a_pool((40, 20), rates=[0.5, 2.0])
-    assert found.counts == (2, 4) and found.laps() == [0.4, 2.0]
+def test_rates_multiply_global_batches_as_before() -> None:
+    found = one_set_a_global_batch((40, 20), rates=[0.5, 2.0])
+    assert found.counts == (2, 4) and found.passes() == [0.4, 2.0]
     assert [dataset for dataset, _ in rows_of(found, [3])] != sorted(
         dataset for dataset, _ in rows_of(found, [3])
     )
-    # 56 of the 60 rows fill whole pools; 18.67 and 37.33
+    # 56 of the 60 rows fill whole global batches; 18.67 and 37.33
     assert mixed((40, 20), rates=[0.5, 2.0]).counts == (19, 37)
 
 
-def test_pools_of_rows_near_each_other_in_an_order_that_says_nothing_of_it() -> None:
-    topics = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 4 * POOL))
-    places = group(words_around(topics), POOL, np.random.default_rng(1))
+def test_global_batches_of_rows_near_each_other_in_an_order_that_says_nothing_of_it() -> None:
+    topics = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 4 * GLOBAL_BATCH))
+    places = group(words_around(topics), GLOBAL_BATCH, np.random.default_rng(1))
     assert sorted(places.tolist()) == list(range(len(topics)))
-    pools = topics[places].reshape(-1, POOL)
-    assert (pools == pools[:, :1]).all(), "each topic fills whole pools"
+    global_batches = topics[places].reshape(-1, GLOBAL_BATCH)
+    assert (global_batches == global_batches[:, :1]).all(), "each topic fills whole global batches"
     assert (
-        abs(np.corrcoef(np.arange(len(pools)), pools[:, 0])[0, 1]) < 0.3
-        and (np.diff(pools[:, 0]) == 0).mean() < 0.2
+        abs(np.corrcoef(np.arange(len(global_batches)), global_batches[:, 0])[0, 1]) < 0.3
+        and (np.diff(global_batches[:, 0]) == 0).mean() < 0.2
     )
     first = [
-        int(np.flatnonzero(places[start : start + POOL] == places[start : start + POOL].min())[0])
-        for start in range(0, 900, POOL)
+        int(
+            np.flatnonzero(
+                places[start : start + GLOBAL_BATCH] == places[start : start + GLOBAL_BATCH].min()
+            )[0]
+        )
+        for start in range(0, 900, GLOBAL_BATCH)
     ]
-    assert len(set(first)) == POOL, "the row that the others are near is anywhere in the pool"
+    assert len(set(first)) == GLOBAL_BATCH, "the row that the others are near is anywhere in the global batch"
 
 
 def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
-    features = words_around(np.zeros(6 * POOL, dtype=np.int64))
-    features["positive"] = np.arange(6 * POOL) // 6  # six questions of each, the nearest rows of all
+    features = words_around(np.zeros(6 * GLOBAL_BATCH, dtype=np.int64))
+    features["positive"] = np.arange(6 * GLOBAL_BATCH) // 6  # six questions of each, the nearest rows of all
     features["vector"] = features["vector"][features["positive"]]
-    pools = features["positive"][group(features, POOL, np.random.default_rng(1))].reshape(-1, POOL)
-    assert [len(set(pool)) for pool in pools.tolist()] == [POOL] * 6
+    global_batches = features["positive"][group(features, GLOBAL_BATCH, np.random.default_rng(1))].reshape(
+        -1, GLOBAL_BATCH
+    )
+    assert [len(set(global_batch)) for global_batch in global_batches.tolist()] == [GLOBAL_BATCH] * 6
     features["positive"] = 0
-    assert len(set(group(features, POOL, np.random.default_rng(1)).tolist())) == 6 * POOL, (
+    assert len(set(group(features, GLOBAL_BATCH, np.random.default_rng(1)).tolist())) == 6 * GLOBAL_BATCH, (
         "where there are no others, all are used"
     )
 
@@ -263,7 +296,7 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
         ({"rates": [1, -1]}, (8, 8), "train_sampling_rates=.*at least 0"),
         ({"rates": [0, 0]}, (8, 8), "one of them above"),
         ({"temperature": 0.0}, (8, 8), "must be above 0"),
-        ({}, (3, 8), "3 rows do not fill a single pool.*mixed=true"),
+        ({}, (3, 8), "3 rows do not fill a single global batch.*mixed=true"),
         ({"rates": [0, 0.1]}, (8, 8), "no data set"),
         (
             {"rates": [1, 2], "temperature": 2.0},
@@ -276,20 +309,20 @@ def test_impossible_mixtures_are_refused(
     sampling: dict[str, Any], sizes: tuple[int, int], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        one_set_a_pool(sizes, **sampling)
+        one_set_a_global_batch(sizes, **sampling)
 
 
-def test_small_sets_can_be_mixed_and_all_together_must_fill_a_pool() -> None:
+def test_small_sets_can_be_mixed_and_all_together_must_fill_a_global_batch() -> None:
     assert mixed((3, 8)).counts == (2, 6)
     with pytest.raises(ConfigError, match="no data set"):
         mixed((3, 4))
 
 
-def test_a_share_too_small_for_a_pool_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_share_too_small_for_a_global_batch_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert one_set_a_pool((400, 8), weights=[999, 1]).counts == (51, 0)
+        assert one_set_a_global_batch((400, 8), weights=[999, 1]).counts == (51, 0)
     assert "data set 1 is left out" in caplog.text
 
 
-def test_a_set_that_gives_nothing_may_be_smaller_than_a_pool() -> None:
-    assert one_set_a_pool((40, 3), weights=[1, 0]).counts == (5, 0)
+def test_a_set_that_gives_nothing_may_be_smaller_than_a_global_batch() -> None:
+    assert one_set_a_global_batch((40, 3), weights=[1, 0]).counts == (5, 0)

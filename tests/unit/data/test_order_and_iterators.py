@@ -1,4 +1,4 @@
-"""Order is a function: which rows a pool holds depends on (seed, epoch, pool) and nothing else."""
+"""Order is a function: which rows a global batch holds depends on (seed, epoch, global batch) and nothing else."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_rank_slices_cover_everything_once() -> None:
         assert covered == list(range(items))
 
 
-def test_a_pool_that_cannot_be_divided_among_ranks_is_refused() -> None:
+def test_a_global_batch_that_cannot_be_divided_among_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="global_batch_size=6"):
         ShardedDataIterator(100, global_batch_size=6, seed=0, rank=0, world_size=4)

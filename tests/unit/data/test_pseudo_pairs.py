@@ -23,7 +23,7 @@ from dpr.core.seeding import generator_for
 from dpr.data import pairs as pairs_module
 from dpr.data.collator import Collator
 from dpr.data.cuts import KINDS, MIXED, choose, kinds_of, words_of
-from dpr.data.loader import cut_into_pools
+from dpr.data.loader import cut_into_batches
 from dpr.data.pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings, TextSettings
 from dpr.data.tensorizer import Tensorizer
@@ -79,8 +79,8 @@ def tensorizer(tmp_path: Path) -> Tensorizer:
     return made
 
 
-def drawn(source: Any, row: int, lap: int = 0) -> Any:
-    return source.drawn(row, generator_for(3, lap, row))
+def drawn(source: Any, row: int, pass_number: int = 0) -> Any:
+    return source.drawn(row, generator_for(3, pass_number, row))
 
 
 @pytest.mark.parametrize("template", ["", "{title} {title} {text}"])
@@ -90,8 +90,8 @@ def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer,
     stored = open_tokens(text, tensorizer, SET)
     assert isinstance(stored, StoredPairs)
     for row in range(len(text)):
-        for lap in range(4):
-            ours, theirs = drawn(stored, row, lap), drawn(text, row, lap)
+        for pass_number in range(4):
+            ours, theirs = drawn(stored, row, pass_number), drawn(text, row, pass_number)
             assert tensorizer.question_tokens([ours.question]) == tensorizer.question_tokens(
                 [theirs.question]
             )
@@ -101,8 +101,11 @@ def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer,
 
 def batches_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, epoch: int = 0) -> list[Any]:
     collator = Collator(tensorizer, num_hard=0, num_other=0, seed=7)
-    pools = cut_into_pools([(source, SET)], collator, global_batch_size=12, ranks=ranks, seed=7)
-    return [pools[epoch, pool] for pool in range(pools.iterator.pools_per_epoch)]
+    global_batches = cut_into_batches([(source, SET)], collator, global_batch_size=12, ranks=ranks, seed=7)
+    return [
+        global_batches[epoch, global_batch]
+        for global_batch in range(global_batches.iterator.batches_per_epoch)
+    ]
 
 
 def identities(batches: list[Any]) -> dict[int, list[int]]:
@@ -114,7 +117,7 @@ def identities(batches: list[Any]) -> dict[int, list[int]]:
     }
 
 
-def test_ranks_share_the_pools_of_one_process(corpus: Path, tensorizer: Tensorizer) -> None:
+def test_ranks_share_the_global_batches_of_one_process(corpus: Path, tensorizer: Tensorizer) -> None:
     text = PseudoPairs(corpus)
     for source in (text, open_tokens(text, tensorizer, SET)):
         whole = batches_of(source, tensorizer, Ranks())
@@ -124,11 +127,13 @@ def test_ranks_share_the_pools_of_one_process(corpus: Path, tensorizer: Tensoriz
         for size in (2, 3):
             parts = [batches_of(source, tensorizer, Ranks(rank, size)) for rank in range(size)]
             for number, batch in enumerate(whole):
-                of_pool = [part[number] for part in parts]
-                assert [row for part in of_pool for row in part.rows] == list(batch.rows)
-                assert torch.equal(torch.cat([part.context_ids for part in of_pool]), batch.context_ids)
+                of_global_batch = [part[number] for part in parts]
+                assert [row for part in of_global_batch for row in part.rows] == list(batch.rows)
                 assert torch.equal(
-                    torch.cat([part.questions.tokens for part in of_pool]), batch.questions.tokens
+                    torch.cat([part.context_ids for part in of_global_batch]), batch.context_ids
+                )
+                assert torch.equal(
+                    torch.cat([part.questions.tokens for part in of_global_batch]), batch.questions.tokens
                 )
         first, second = (
             identities(batches) for batches in (whole, batches_of(source, tensorizer, Ranks(), epoch=1))
@@ -166,7 +171,7 @@ def test_in_place_of_an_empty_passage_any_other_may_come(tmp_path: Path) -> None
         {"text": f"{word} {word} {word}" if number != 2 else "  "} for number, word in enumerate(WORDS[:6])
     ]
     source = PseudoPairs(write_corpus(tmp_path / "gap.jsonl", rows), kinds="crops", drop_words=0)
-    found = Counter(drawn(source, 2, lap).positives[0].text.split()[0] for lap in range(500))
+    found = Counter(drawn(source, 2, pass_number).positives[0].text.split()[0] for pass_number in range(500))
     assert set(found) == {word for number, word in enumerate(WORDS[:6]) if number != 2}
     assert max(found.values()) < 150
 
@@ -176,10 +181,10 @@ def test_no_question_of_the_document_competes_for_a_passage(corpus: Path, tensor
         known = torch.cat(
             [batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2
         )
-        pool = SimpleNamespace(
+        global_batch = SimpleNamespace(
             questions=torch.zeros(len(batch), 1), own_questions=slice(0, len(batch)), known_positives=known
         )
-        found = competing_questions(pool, batch, "distinct")  # type: ignore[arg-type]
+        found = competing_questions(global_batch, batch, "distinct")  # type: ignore[arg-type]
         documents = batch.context_ids[:, 0].tolist()
         for row, document in enumerate(documents):
             same = {
@@ -225,7 +230,11 @@ def test_what_is_held_back_is_held_back_whole(tmp_path: Path) -> None:
     file = write_corpus(tmp_path / "files.jsonl", rows)
     train, held = PseudoPairs(file, held_back=0.2), PseudoPairs(file, held_back=0.2, held_only=True)
     documents = [
-        {drawn(source, row, lap).positives[0].identity[0] for row in range(len(source)) for lap in (0, 1)}
+        {
+            drawn(source, row, pass_number).positives[0].identity[0]
+            for row in range(len(source))
+            for pass_number in (0, 1)
+        }
         for source in (train, held)
     ]
     assert not documents[0] & documents[1]

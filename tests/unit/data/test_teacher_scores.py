@@ -16,7 +16,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Collator
-from dpr.data.loader import cut_into_pools, data_row, pool_loader
+from dpr.data.loader import batch_loader, cut_into_batches, data_row
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
@@ -100,7 +100,7 @@ def test_stored_tokens_give_the_scores_of_the_text(
     stored = open_tokens(text, tensorizer, OPTIONS)
     assert isinstance(stored, StoredTokens)
     found = [
-        [batch.teacher_scores for batch in pools_of(source, tensorizer, Ranks(), workers=workers)]
+        [batch.teacher_scores for batch in batches_of(source, tensorizer, Ranks(), workers=workers)]
         for source in (text, stored, stored)
     ]
     for ours, theirs in zip(found[0], found[1], strict=True):
@@ -128,12 +128,18 @@ def test_the_fingerprint_of_a_user_s_data_changes_with_scores_and_not_without() 
     assert Mine(plain).fingerprint[:24] == known
 
 
-def pools_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, *, workers: int = 0) -> list[BiEncoderBatch]:
+def batches_of(
+    source: Any, tensorizer: Tensorizer, ranks: Ranks, *, workers: int = 0
+) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, seed=7)
-    pools = cut_into_pools([(source, OPTIONS)], collator, global_batch_size=10, ranks=ranks, seed=3)
-    keys = [(0, pool) for pool in range(pools.iterator.pools_per_epoch)]
+    global_batches = cut_into_batches(
+        [(source, OPTIONS)], collator, global_batch_size=10, ranks=ranks, seed=3
+    )
+    keys = [(0, global_batch) for global_batch in range(global_batches.iterator.batches_per_epoch)]
     return (
-        [pools[key] for key in keys] if not workers else list(pool_loader(pools, keys, num_workers=workers))
+        [global_batches[key] for key in keys]
+        if not workers
+        else list(batch_loader(global_batches, keys, num_workers=workers))
     )  # type: ignore[arg-type]
 
 
@@ -142,8 +148,8 @@ def test_the_slots_of_two_ranks_are_those_of_one(
     text: TrainingSet, tensorizer: Tensorizer, is_stored: bool
 ) -> None:
     source = open_tokens(text, tensorizer, OPTIONS) if is_stored else text
-    whole = pools_of(source, tensorizer, Ranks())
-    halves = [pools_of(source, tensorizer, Ranks(rank, 2)) for rank in range(2)]
+    whole = batches_of(source, tensorizer, Ranks())
+    halves = [batches_of(source, tensorizer, Ranks(rank, 2)) for rank in range(2)]
     for batch, *shares in zip(whole, *halves, strict=True):
         scores = [share.teacher_scores for share in shares]
         scores = [torch.full((20,), math.nan) if found is None else found for found in scores]

@@ -15,7 +15,7 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.data.collator import Collator
-from dpr.data.loader import cut_into_pools
+from dpr.data.loader import cut_into_batches
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import normalize_passage, normalize_question
@@ -129,9 +129,9 @@ def test_a_selector_that_is_no_position_of_a_question_and_no_token_is_refused(
     small = tensorizer(folder)
     with pytest.raises(ConfigError, match="selector="):
         small.representation_positions(small.question_tokens(["ba be"]), selector)
-    # A data set with it is refused when the pools are planned, before a worker meets it.
+    # A data set with it is refused when the global batches are planned, before a worker meets it.
     with pytest.raises(ConfigError, match="selector="):
-        cut_into_pools(
+        cut_into_batches(
             [(ListSource(make_samples(4)), DataSetSettings(selector=selector))],
             Collator(small, num_hard=0, num_other=0),
             global_batch_size=2,

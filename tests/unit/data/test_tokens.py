@@ -21,7 +21,7 @@ from dpr.core.errors import OutputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data import tokens
 from dpr.data.collator import Augmentation, Collator
-from dpr.data.loader import cut_into_pools, pool_loader
+from dpr.data.loader import batch_loader, cut_into_batches
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
@@ -88,9 +88,15 @@ def batches(
     source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, workers: int = 0, **collating: Any
 ) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
-    pools = cut_into_pools([(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3)
-    order = [(epoch, pool) for epoch in range(2) for pool in range(pools.iterator.pools_per_epoch)]
-    return list(pool_loader(pools, order, num_workers=workers))
+    global_batches = cut_into_batches(
+        [(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3
+    )
+    order = [
+        (epoch, global_batch)
+        for epoch in range(2)
+        for global_batch in range(global_batches.iterator.batches_per_epoch)
+    ]
+    return list(batch_loader(global_batches, order, num_workers=workers))
 
 
 def values(batch: BiEncoderBatch) -> list[Any]:

@@ -50,14 +50,15 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCom
     config.step = step
     text = "\n".join(explain(config))
     assert (
-        f"step {step} of 18: epoch {(step - 1) // 6}, step {(step - 1) % 6 + 1} of 6 in it, 2 pools" in text
+        f"step {step} of 18: epoch {(step - 1) // 6}, step {(step - 1) % 6 + 1} of 6 in it, 2 global batches"
+        in text
     )
-    pools = re.split(r"(?m)^pool ", text)[1:]
-    for pool, batch in zip(pools, expected, strict=True):
-        assert f"rows {', '.join(map(str, batch.rows))}\n" in pool
+    global_batches = re.split(r"(?m)^global batch ", text)[1:]
+    for global_batch, batch in zip(global_batches, expected, strict=True):
+        assert f"rows {', '.join(map(str, batch.rows))}\n" in global_batch
         words = trainer.model.tensorizer.tokenizer.convert_ids_to_tokens
         tokens = batch.contexts.tokens.split(batch.contexts.lengths.tolist())
-        shown = re.findall(r"(?m)^              (.+)$", pool)
+        shown = re.findall(r"(?m)^              (.+)$", global_batch)
         valid = [
             int(row) for row, is_there in zip(batch.context_row, batch.context_valid, strict=True) if is_there
         ]
@@ -69,11 +70,11 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCom
         masked = [
             sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()
         ]
-        lines = re.findall(r"(?m)^    masked    (.+)$", pool)
+        lines = re.findall(r"(?m)^    masked    (.+)$", global_batch)
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
 
 
-def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainCommand) -> None:
+def test_a_mixed_global_batch_is_reported_set_by_set_with_its_prefixes(config: ExplainCommand) -> None:
     first, second = config.train_datasets
     config.datasets = {
         "first": {"file": first, "query_prefix": "ba: ", "weight": 1},
@@ -87,19 +88,22 @@ def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainCo
     trainer.progress.step = 2
     batches = trainer.micro_batches()
     text = "\n".join(explain(config))
-    for pool in re.split(r"(?m)^pool ", text)[1:]:
+    for global_batch in re.split(r"(?m)^global batch ", text)[1:]:
         batch = next(batches)
         found = [
-            (int(row), name) for row, name in re.findall(r"(?m)^  question \d+, row (\d+) of (\w+):", pool)
+            (int(row), name)
+            for row, name in re.findall(r"(?m)^  question \d+, row (\d+) of (\w+):", global_batch)
         ]
         assert found == [
             (row, ("first", "second")[dataset])
             for row, dataset in zip(batch.rows, batch.datasets, strict=True)
         ]
         assert set(batch.datasets) == {0, 1}
-        assert re.search(r"questions of first, rows [\d, ]+, 'ba: ' before questions\n", pool)
-        assert re.search(r"(?m)^  and \d questions of second, rows [\d, ]+, 'bo: ' before passages$", pool)
-        assert len(re.findall(r"tokens    \[CLS\] ba ", pool)) >= batch.datasets.count(0)
+        assert re.search(r"questions of first, rows [\d, ]+, 'ba: ' before questions\n", global_batch)
+        assert re.search(
+            r"(?m)^  and \d questions of second, rows [\d, ]+, 'bo: ' before passages$", global_batch
+        )
+        assert len(re.findall(r"tokens    \[CLS\] ba ", global_batch)) >= batch.datasets.count(0)
 
 
 def test_some_step_masks_something(config: ExplainCommand) -> None:
@@ -111,12 +115,12 @@ def test_some_step_masks_something(config: ExplainCommand) -> None:
     assert any("which answer it too" in text for text in texts)
 
 
-def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainCommand) -> None:
+def test_the_global_batch_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainCommand) -> None:
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
     config.train.max_steps = 1
     trainer_of(config, build_model(config), sets, []).train()
     config.train.batch_size, config.train.max_steps = 2, 0
-    assert "pool 0: 4 questions" in "\n".join(explain(config))
+    assert "global batch 0: 4 questions" in "\n".join(explain(config))
     config.step = 19
     with pytest.raises(ConfigError, match="step=19, but the run has 18 steps"):
         list(explain(config))

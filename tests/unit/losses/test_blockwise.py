@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpr.losses.nll import BiEncoderNllLoss
-from tests.helpers.pools import make_pool
+from tests.helpers.global_batches import make_global_batch
 
 NUM_QUESTIONS, NUM_CONTEXTS, WIDTH = 11, 29, 5
 
@@ -31,7 +31,7 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
     valid[positive_idx] = True
     known = torch.cat([ids[positive_idx][:, None], identities(25, NUM_QUESTIONS, 3)], dim=1)
     known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
-    pool = make_pool(
+    global_batch = make_global_batch(
         vectors,
         positive_idx,
         rule=candidates,
@@ -40,7 +40,7 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
         known=(known, known_valid),
         temperature=temperature,
     )
-    result = BiEncoderNllLoss(max_scores=max_scores)(questions, pool)
+    result = BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch)
     return [
         result.loss,
         result.num_correct,
@@ -64,8 +64,8 @@ def test_the_rules_differ_here() -> None:
 def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
     questions, vectors = torch.ones(2, 1), torch.ones(4, 1)
     for max_scores in (1, 3, 100):
-        pool = make_pool(vectors, torch.tensor([0, 2]), rule="dpr")
-        assert int(BiEncoderNllLoss(max_scores=max_scores)(questions, pool).num_correct) == 1
+        global_batch = make_global_batch(vectors, torch.tensor([0, 2]), rule="dpr")
+        assert int(BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch).num_correct) == 1
 
 
 @pytest.mark.parametrize("max_scores", [50, 1 << 20])
@@ -80,7 +80,7 @@ def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_
         vectors, target = torch.randn(25, 33)[ids], torch.randint(0, 37, (12,))
         questions = vectors[target] + 0.3 * torch.randn(12, 33)
         found = BiEncoderNllLoss(max_scores=max_scores)(
-            questions, make_pool(vectors, target, rule="dpr", ids=torch.stack([ids, ids], dim=1))
+            questions, make_global_batch(vectors, target, rule="dpr", ids=torch.stack([ids, ids], dim=1))
         )
         for question, column, correct in zip(questions, target.tolist(), found.correct.tolist(), strict=True):
             scores = [float((question * vector).sum()) for vector in vectors]

@@ -16,7 +16,7 @@ from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
 from dpr.training.loss import make_loss
 from dpr.training.settings import LossSettings
-from tests.helpers.pools import batch_of, make_pool
+from tests.helpers.global_batches import batch_of, make_global_batch
 
 NAN = math.nan
 
@@ -29,7 +29,9 @@ def loss_of(teacher: torch.Tensor | None, **settings: Any) -> torch.Tensor:
     questions = torch.eye(2, dtype=torch.float64)
     contexts = torch.arange(12, dtype=torch.float64).view(6, 2) / 10
     return Objective(ObjectiveSettings(**settings))(
-        questions, make_pool(contexts, torch.tensor([0, 3])), replace(batch_of(2, 3), teacher_scores=teacher)
+        questions,
+        make_global_batch(contexts, torch.tensor([0, 3])),
+        replace(batch_of(2, 3), teacher_scores=teacher),
     ).losses
 
 
@@ -80,9 +82,11 @@ def test_a_weight_of_the_term_multiplies_it_and_padding_has_no_score() -> None:
     torch.testing.assert_close(loss_of(teacher, kl_weight=3.0), loss_of(None) + 3 * alone)
     valid = torch.tensor([True, True, False, True, True, True])
     padded = replace(batch_of(2, 3), teacher_scores=teacher, context_valid=valid)
-    pool = make_pool(torch.arange(12, dtype=torch.float64).view(6, 2) / 10, torch.tensor([0, 3]))
+    global_batch = make_global_batch(
+        torch.arange(12, dtype=torch.float64).view(6, 2) / 10, torch.tensor([0, 3])
+    )
     objective = Objective(ObjectiveSettings(nll_weight=0.0, kl_weight=1.0))
-    without = objective(torch.eye(2, dtype=torch.float64), pool, padded).losses
+    without = objective(torch.eye(2, dtype=torch.float64), global_batch, padded).losses
     torch.testing.assert_close(
         without, loss_of(torch.tensor([1.0, 2, NAN, 4, 5, 6]), nll_weight=0.0, kl_weight=1.0)
     )

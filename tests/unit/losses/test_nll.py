@@ -17,27 +17,27 @@ from dpr.losses.candidates import MASKED_SCORE, find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.own_slots import own_scores
-from dpr.losses.protocol import LossResult, Pool
+from dpr.losses.protocol import GlobalBatch, LossResult
 from dpr.losses.settings import ObjectiveSettings
-from tests.helpers.pools import make_pool
+from tests.helpers.global_batches import make_global_batch
 
 
-def pool(
+def global_batch(
     scores: list[list[float]],
     ids: list[int],
     valid: list[bool] | None = None,
     positives: tuple[int, int] = (0, 2),
     **options: Any,
-) -> Pool:
+) -> GlobalBatch:
     """Questions are to be unit vectors, so that context vectors are columns of the score matrix."""
     matrix = torch.tensor(scores, dtype=torch.float64)
     marks = torch.tensor(valid if valid is not None else [True] * len(ids))
     identities = torch.tensor([[number, 0] for number in ids])
-    return make_pool(matrix.T, torch.tensor(positives), ids=identities, valid=marks, **options)
+    return make_global_batch(matrix.T, torch.tensor(positives), ids=identities, valid=marks, **options)
 
 
-def loss_of(pool: Pool) -> LossResult:
-    return BiEncoderNllLoss()(torch.eye(2, dtype=torch.float64), pool)
+def loss_of(global_batch: GlobalBatch) -> LossResult:
+    return BiEncoderNllLoss()(torch.eye(2, dtype=torch.float64), global_batch)
 
 
 def nll(row: list[float], target: int) -> float:
@@ -46,32 +46,34 @@ def nll(row: list[float], target: int) -> float:
 
 def test_plain_softmax_over_all_contexts() -> None:
     for rule in ("distinct", "dpr"):
-        result = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], rule=rule))
+        result = loss_of(global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], rule=rule))
         assert float(result.loss) == pytest.approx(nll([1, 2, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
         assert int(result.num_correct) == 1
 
 
 def test_invalid_slots_take_no_part() -> None:
     for rule in ("distinct", "dpr"):
-        result = loss_of(pool([[1, 9, 0], [0, 9, 3]], [1, 0, 3], [True, False, True], rule=rule))
+        result = loss_of(global_batch([[1, 9, 0], [0, 9, 3]], [1, 0, 3], [True, False, True], rule=rule))
         assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 3], 1), abs=1e-12)
 
 
 def test_a_passage_listed_twice_counts_once_or_by_slot() -> None:
     scores = [[1.0, 2, 1, 0], [0, 2, 0, 3]]
-    distinct = loss_of(pool(scores, [7, 8, 7, 9], positives=(2, 3)))
+    distinct = loss_of(global_batch(scores, [7, 8, 7, 9], positives=(2, 3)))
     assert float(distinct.loss) == pytest.approx(nll([1, 2, 0], 0) + nll([0, 2, 3], 2), abs=1e-12)
-    dpr = loss_of(pool(scores, [7, 8, 7, 9], positives=(2, 3), rule="dpr"))
+    dpr = loss_of(global_batch(scores, [7, 8, 7, 9], positives=(2, 3), rule="dpr"))
     assert float(dpr.loss) == pytest.approx(nll([1, 2, 1, 0], 2) + nll([0, 2, 0, 3], 3), abs=1e-12)
 
 
 def test_another_known_positive_is_masked_for_its_question_only() -> None:
     known = torch.tensor([[[1, 0], [2, 0], [99, 0]], [[3, 0], [0, 0], [0, 0]]])
     known_valid = torch.tensor([[True, True, True], [True, False, False]])
-    result = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid)))
+    result = loss_of(global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid)))
     assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
     assert int(result.num_correct) == 2
-    unmasked = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid), rule="dpr"))
+    unmasked = loss_of(
+        global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid), rule="dpr")
+    )
     assert float(unmasked.loss) > float(result.loss)
 
 
@@ -204,12 +206,15 @@ def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) 
         generator = torch.Generator().manual_seed(0)
         questions, vectors = torch.randn(4, 5, generator=generator), torch.randn(3, 5, generator=generator)
         slots = vectors[["xyz".index(passage.text) for passage in passages]]
-        pool = make_pool(slots, positives, ids=ids, known=(known, valid))
+        global_batch = make_global_batch(slots, positives, ids=ids, known=(known, valid))
         sent = torch.cat([known, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
-        pool = replace(
-            pool, questions=questions, known_positives=sent, own_scores=own_scores(questions, pool)
+        global_batch = replace(
+            global_batch,
+            questions=questions,
+            known_positives=sent,
+            own_scores=own_scores(questions, global_batch),
         )
-        found.append(Objective(ObjectiveSettings(**settings))(questions, pool, batch).loss)
+        found.append(Objective(ObjectiveSettings(**settings))(questions, global_batch, batch).loss)
     assert torch.equal(*found)
 
 

@@ -21,19 +21,19 @@ from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.losses.filtered_nll import Nll
 from dpr.losses.objective import Objective
-from dpr.losses.protocol import Pool, Term
+from dpr.losses.protocol import GlobalBatch, Term
 from dpr.losses.settings import ObjectiveSettings
 from dpr.training.loss import make_loss
 from dpr.training.settings import LossSettings
 from dpr.training.teacher import read_vectors
-from tests.helpers.pools import batch_of, make_pool
+from tests.helpers.global_batches import batch_of, make_global_batch
 from tests.helpers.tiny import tiny_model
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"symmetric_weight": 1.0, "kl_weight": 1.0}, {"dimensions": [4, 2]}], ids=str
 )
-def test_a_large_pool_takes_little_memory(settings: dict[str, Any]) -> None:
+def test_a_large_global_batch_takes_little_memory(settings: dict[str, Any]) -> None:
     """1,024 x 2,048 and 1,024 x 1,024 scores; nothing that operations return is larger than a block."""
     sizes: list[int] = []
 
@@ -45,11 +45,11 @@ def test_a_large_pool_takes_little_memory(settings: dict[str, Any]) -> None:
 
     batch = batch_of(1024, 2)
     questions, vectors = torch.randn(1024, 4, requires_grad=True), torch.randn(2048, 4, requires_grad=True)
-    pool = make_pool(vectors, batch.positive_idx, ids=batch.context_ids)
+    global_batch = make_global_batch(vectors, batch.positive_idx, ids=batch.context_ids)
     known = torch.cat([batch.known_positive_ids, torch.ones(1024, 1, 1, dtype=torch.int64)], dim=2)
-    pool = replace(pool, questions=questions, known_positives=known)
+    global_batch = replace(global_batch, questions=questions, known_positives=known)
     with Sizes():
-        Objective(ObjectiveSettings(**settings))(questions, pool, batch).loss.backward()
+        Objective(ObjectiveSettings(**settings))(questions, global_batch, batch).loss.backward()
     assert 1 << 17 < max(sizes) <= (1 << 18) + 1024
 
 
@@ -81,7 +81,9 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
     term = Nll(false_negatives=guide, threshold=0.9, max_scores=100)
     for _ in range(2):
         term(
-            torch.randn(2, 4), make_pool(torch.randn(4, 4), batch.positive_idx, ids=batch.context_ids), batch
+            torch.randn(2, 4),
+            make_global_batch(torch.randn(4, 4), batch.positive_idx, ids=batch.context_ids),
+            batch,
         )
     assert caplog.text.count("no passage of this batch has a vector in loss.guide") == 1
 
@@ -109,12 +111,16 @@ class Short(Term):
     def __init__(self, power: float = 1.0) -> None:
         self.power = power
 
-    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> torch.Tensor:
+    def __call__(
+        self, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> torch.Tensor:
         return squares(questions) ** self.power
 
 
 class Scalar(Short):
-    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> torch.Tensor:
+    def __call__(
+        self, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> torch.Tensor:
         return questions.sum()
 
 
@@ -134,12 +140,12 @@ def losses_of(terms: Any = None, **settings: Any) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     questions, vectors = (torch.randn(size, 3, dtype=torch.float64, generator=generator) for size in (4, 8))
     known = torch.cat([batch.known_positive_ids, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
-    pool = replace(
-        make_pool(vectors, batch.positive_idx, ids=batch.context_ids),
+    global_batch = replace(
+        make_global_batch(vectors, batch.positive_idx, ids=batch.context_ids),
         questions=questions,
         known_positives=known,
     )
-    losses: torch.Tensor = loss(questions, pool, batch).losses
+    losses: torch.Tensor = loss(questions, global_batch, batch).losses
     return losses
 
 

@@ -102,8 +102,8 @@ def test_two_processes_write_one_folder(tmp_path: Path) -> None:
     all_steps(tmp_path / "whole")
     first, second = Parts(tmp_path / "x", MADE_OF), Parts(tmp_path / "x", MADE_OF)
     (tmp_path / "x" / ".tmp-b-2-1.1@another").touch()
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda task: task[0].do(task[1]), [(first, 0), (second, 1)]))
+    with ThreadPoolExecutor(2) as global_batch:
+        list(global_batch.map(lambda task: task[0].do(task[1]), [(first, 0), (second, 1)]))
     (tmp_path / "x" / ".tmp-b-2-1.1@another").unlink()
     assert first.finished_steps() == second.finished_steps() == {0, 1}
     first.do_rest()

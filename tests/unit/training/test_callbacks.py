@@ -65,7 +65,13 @@ def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: An
 def test_every_moment_comes_in_its_place(tmp_path: Path) -> None:
     diary = Diary()
     trainer(tmp_path, diary, max_steps=4).train()  # an epoch has 3 steps
-    step = ["pool {0}", "before_optimizer_step {0}", "after_optimizer_step {0}", "step_end {1}", "log {1}"]
+    step = [
+        "global_batch {0}",
+        "before_optimizer_step {0}",
+        "after_optimizer_step {0}",
+        "step_end {1}",
+        "log {1}",
+    ]
     steps = [[entry.format(number, number + 1) for entry in step] for number in range(4)]
     saved = [f"{moment} {number}" for number in (3, 4) for moment in ("validate_end", "save")]
     assert diary.entries == [

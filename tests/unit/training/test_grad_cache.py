@@ -32,7 +32,7 @@ def gradient(model: BiEncoder, max_tokens: int, *, seed: int = 5) -> dict[str, t
     model.zero_grad()
     torch.manual_seed(seed)
     step = CachedStep(model.train(), BiEncoderNllLoss(), max_tokens=max_tokens, ranks=Ranks(), device=CPU)
-    step(batch_for(model), num_pools=1, is_last=True)
+    step(batch_for(model), num_batches=1, is_last=True)
     return {
         name: parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -112,21 +112,21 @@ def test_vectors_and_their_gradients_take_their_part_of_the_budget(
     assert max_tokens / 2 - 24 <= kept <= max_tokens / 2
 
 
-def test_when_chunks_are_carried_on_the_vectors_of_the_pool_are_gone(
+def test_when_chunks_are_carried_on_the_vectors_of_the_global_batch_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, carry_on = tiny_model(tmp_path), CachedStep._carry_on
     batch = batch_for(model)
-    pool, of_pool = grad_cache.pool_loss, list[weakref.ref[torch.Tensor]]()
+    global_batch, of_global_batch = grad_cache.global_batch_loss, list[weakref.ref[torch.Tensor]]()
 
     def noted_loss(loss: Any, questions: torch.Tensor, *arguments: Any) -> Any:
-        of_pool.append(weakref.ref(questions))
-        return pool(loss, questions, *arguments)
+        of_global_batch.append(weakref.ref(questions))
+        return global_batch(loss, questions, *arguments)
 
     def noted(
         step: CachedStep, batch: BiEncoderBatch, chunks: Any, gradients: dict[str, torch.Tensor], *rest: Any
     ) -> None:
-        assert [reference() for reference in of_pool] == [None]
+        assert [reference() for reference in of_global_batch] == [None]
         sizes = {side: tuple(gradient.shape) for side, gradient in gradients.items()}
         assert sizes == {
             "ctx": (len(batch.contexts), model.dimension),
@@ -134,7 +134,7 @@ def test_when_chunks_are_carried_on_the_vectors_of_the_pool_are_gone(
         }
         carry_on(step, batch, chunks, gradients, *rest)
 
-    monkeypatch.setattr(grad_cache, "pool_loss", noted_loss)
+    monkeypatch.setattr(grad_cache, "global_batch_loss", noted_loss)
     monkeypatch.setattr(CachedStep, "_carry_on", noted)
     assert len(batch.contexts) < len(batch.context_row), "some passage is listed twice"
     assert gradient(model, 60)
@@ -147,7 +147,7 @@ def test_word_tables_keep_dense_gradients_and_accumulate_them(tmp_path: Path, sh
     once = gradient(model, 40)
     model.zero_grad()
     for number in range(2):
-        step(batch_for(model), num_pools=2, is_last=number == 1)
+        step(batch_for(model), num_batches=2, is_last=number == 1)
     words = [tower.backbone.get_input_embeddings() for tower in (model.question_model, model.ctx_model)]
     assert not any(table.sparse for table in words), (
         "direct steps and other users of the towers see no difference"

@@ -131,7 +131,7 @@ class SpoiltAt(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_pool(self, run: Any, questions: Any, pool: Any, batch: Any) -> None:
+    def on_global_batch(self, run: Any, questions: Any, global_batch: Any, batch: Any) -> None:
         if run.progress.step + 1 == self.step:
             self.hook = next(run.model.parameters()).register_hook(lambda gradient: gradient * torch.nan)
 

@@ -1,4 +1,4 @@
-"""The steps and pools of a run as functions of its settings, and what the data must have for them."""
+"""The steps and global batches of a run as functions of its settings, and what the data must have for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_negatives_are_counted_as_they_are_there(
         ).train()
     width = 8 * (1 + own)
     assert (
-        f"up to {width} contexts, so up to {width - 1} negatives per question of which {own} are its own"
+        f"8 questions x {width} passages on 1 rank ({width - 1} negatives per question, {own or 'none'} of its own)"
         in caplog.text
     )
     assert caplog.text.count("have hard negatives, but train.hard_negatives=0 ignores them") == (
@@ -46,7 +46,7 @@ def plan_of(folder: Path, *rows: int, ranks: Ranks | None = None, **settings: An
     tensorizer = tiny_model(folder / "encoder").tensorizer
     sets = [(ListSource(make_samples(count)), DataSetSettings()) for count in rows or (40,)]
     made = TrainingSettings.of(None, **settings)
-    return make_plan(sets, tensorizer, made, pool_size=8, ranks=ranks or Ranks())
+    return make_plan(sets, tensorizer, made, global_batch_size=8, ranks=ranks or Ranks())
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_steps_of_a_run(tmp_path: Path, settings: dict[str, int], counts: tuple[
     assert (plan.steps_per_epoch, plan.total_steps, plan.last_step) == counts
 
 
-def test_pools_of_an_update_are_those_that_the_order_has_from_it(tmp_path: Path) -> None:
+def test_global_batches_of_an_update_are_those_that_the_order_has_from_it(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, gradient_accumulation_steps=2)
     every = list(plan.order_from(0))
-    assert [key for step in range(plan.last_step) for key in plan.pools_of(step)] == every
+    assert [key for step in range(plan.last_step) for key in plan.batches_of(step)] == every
     assert list(plan.order_from(3)) == every[6:]
 
 
@@ -84,22 +84,26 @@ def test_fewer_rows_than_a_batch_are_the_batch(
                 plan_of(tmp_path, *sizes)
             return
         plan = plan_of(tmp_path, *sizes, sampling=SamplingSettings(mixed=mixed))
-    assert plan.pool_size == size == len(plan.dataset.iterator.pool(0, 0).rows)
+    assert plan.global_batch_size == size == len(plan.dataset.iterator.global_batch(0, 0).rows)
     assert caplog.text.count(f"all training rows make a batch of {size} questions") == (size < 8)
 
 
 def test_few_rows_are_shared_by_the_ranks_alike(tmp_path: Path) -> None:
     plans = [plan_of(tmp_path, 6, ranks=Ranks(rank, 2)) for rank in range(2)]
-    alone = plan_of(tmp_path, 6).dataset.iterator.pool(4, 0).rows
-    assert np.array_equal(np.concatenate([plan.dataset.iterator.pool(4, 0).rows for plan in plans]), alone)
+    alone = plan_of(tmp_path, 6).dataset.iterator.global_batch(4, 0).rows
+    assert np.array_equal(
+        np.concatenate([plan.dataset.iterator.global_batch(4, 0).rows for plan in plans]), alone
+    )
     odd = plan_of(tmp_path, 7, ranks=Ranks(0, 2))
-    assert odd.pool_size == 6, "one row waits, another one in each epoch"
+    assert odd.global_batch_size == 6, "one row waits, another one in each epoch"
     with pytest.raises(ConfigError, match=r"1 rows do not fill.*the number of processes"):
         plan_of(tmp_path, 1, ranks=Ranks(0, 2))
 
 
 def test_an_update_that_takes_more_than_an_epoch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="gradient_accumulation_steps=6 is more than an epoch's 5 pools"):
+    with pytest.raises(
+        ConfigError, match="gradient_accumulation_steps=6 is more than an epoch's 5 global batches"
+    ):
         plan_of(tmp_path, gradient_accumulation_steps=6)
 
 

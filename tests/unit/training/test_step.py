@@ -16,7 +16,7 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
-from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
@@ -55,7 +55,7 @@ def test_nobody_waits_for_the_device(
     model = tiny_model(tmp_path, dropout=0.1, options=TowerOptions(learn_temperature=True)).to(META).train()
     batch = batch_for(model)
     assert len(batch) * len(batch.context_row) > 20 and not batch.context_valid.all()
-    result = step_of(model, LOSSES[name](max_scores), max_tokens, META)(batch, num_pools=1, is_last=True)
+    result = step_of(model, LOSSES[name](max_scores), max_tokens, META)(batch, num_batches=1, is_last=True)
     assert result.loss.device == result.num_correct.device == META
     assert all(
         parameter.grad is not None and parameter.grad.device == META for parameter in model.parameters()
@@ -73,7 +73,7 @@ class Wrong(Loss):
     def __init__(self, result: Any) -> None:
         self.result = result
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Any:
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> Any:
         return self.result
 
 
@@ -87,4 +87,4 @@ def test_a_loss_that_does_not_return_one_loss_a_question_is_refused(
     model = tiny_model(tmp_path)
     step = step_of(model, Wrong(result), 0, torch.device("cpu"))
     with pytest.raises(ConfigError, match=rf"Wrong returned {found}; expected a LossResult"):
-        step(batch_for(model), num_pools=1, is_last=True)
+        step(batch_for(model), num_batches=1, is_last=True)

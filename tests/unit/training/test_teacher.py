@@ -89,8 +89,8 @@ def test_a_table_learns_the_vectors_of_questions_and_passages_stay(folder: Path)
 class Watching(Callback):
     """Reads the vectors of passages, which are encoded for it."""
 
-    def on_pool(self, run: Any, questions: torch.Tensor, pool: Any, batch: Any) -> None:
-        self.num_distinct = len(pool.contexts.unique(dim=0))
+    def on_global_batch(self, run: Any, questions: torch.Tensor, global_batch: Any, batch: Any) -> None:
+        self.num_distinct = len(global_batch.contexts.unique(dim=0))
 
 
 def test_passages_that_nothing_reads_are_not_encoded_and_change_nothing(folder: Path) -> None:

@@ -16,7 +16,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats import run_folders
 from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback
@@ -131,9 +131,11 @@ def test_a_folder_that_holds_a_run_is_refused_for_a_fresh_one(tmp_path: Path) ->
         trainer(tmp_path, resume="fresh").train()
 
 
-def test_the_pool_of_the_first_start_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_global_batch_of_the_first_start_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer(tmp_path, max_steps=2).train()
-    assert trainer(tmp_path, batch_size=4).plan.pool_size == 8
+    assert trainer(tmp_path, batch_size=4).plan.global_batch_size == 8
 
 
 def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
@@ -207,7 +209,7 @@ def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
         return original(*arguments)
 
     job.optimizer.step = step  # type: ignore[method-assign]
-    job.metrics.add(job.step(batch := next(batches), num_pools=1, is_last=True), batch)
+    job.metrics.add(job.step(batch := next(batches), num_batches=1, is_last=True), batch)
     job.update()
     assert norms[0] == pytest.approx(0.01, rel=1e-3)
     assert float(job.grad_norm) > 0.1
@@ -294,8 +296,8 @@ def test_a_resumed_run_keeps_the_temperature_that_nobody_sets_now(tmp_path: Path
 class Summed(Loss):
     """Takes masked scores for scores."""
 
-    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        scores = pool.candidates.mask_(score_matrix(questions, pool.contexts))
+    def __call__(self, questions: Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch) -> LossResult:
+        scores = global_batch.candidates.mask_(score_matrix(questions, global_batch.contexts))
         return LossResult(-scores.mean(1), scores[:, 0] > 0)
 
 

@@ -135,7 +135,7 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
         settings=settings,
     )
     names = [type(callback).__name__ for callback in trainer.callbacks]
-    assert names[names.index("PoolMetrics") + 1 : names.index("LogEvery")] == [
+    assert names[names.index("GlobalBatchMetrics") + 1 : names.index("LogEvery")] == [
         "Mine",
         "Callback",
         "EarlyStopping",

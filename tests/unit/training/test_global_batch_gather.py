@@ -1,7 +1,7 @@
-"""The pool is gathered beside the towers' work, in the same order on all ranks, and nothing of it stays
+"""The global batch is gathered beside the towers' work, in the same order on all ranks, and nothing of it stays
 behind.
 
-pytest tests/unit/training/test_pool_gather.py
+pytest tests/unit/training/test_global_batch_gather.py
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def events_of_a_step(folder: Path, case: dict[str, Any]) -> list[str]:
     else:
         step = DirectStep(DistributedDataParallel(model), BiEncoderNllLoss(), ranks=ranks, device=CPU)
     note_collectives(events)
-    step(batch_for(model, 4), num_pools=1, is_last=True)
+    step(batch_for(model, 4), num_batches=1, is_last=True)
     return events
 
 

@@ -1,4 +1,4 @@
-"""The global batch of a micro-batch (``pool`` in the code): the inputs that the loss needs from all ranks,
+"""The global batch of a micro-batch: the inputs that the loss needs from all ranks,
 gathered while this rank computes.
 
 1. Before the towers run, the facts that do not depend on them are sent. They are the judgement ids and the
@@ -30,14 +30,14 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch, Temperature
 from dpr.core.distributed import Ranks, largest_over_ranks, start_gather
 from dpr.losses.candidates import find_candidates
-from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, Loss, Pool
+from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, GlobalBatch, Loss
 
 
-class PoolGather:
+class GlobalBatchGather:
     """Gather of the N context slots of every rank into the M = W*N slots of the global batch, in rank order.
     With one rank it is the identity.
 
-    The constructor does step 1, ``start`` or ``send`` step 2, ``pool`` the rest. Each is called once per
+    The constructor does step 1, ``start`` or ``send`` step 2, ``global_batch`` the rest. Each is called once per
     micro-batch, in this order. Gradients pass through: backward sums over ranks and returns this rank's rows
     (docs/numerics.md, section 2). Inputs that ``loss.needs`` does not name are not gathered. Replaces DPR's
     gather of pickled vectors.
@@ -75,7 +75,7 @@ class PoolGather:
         """Sends the vectors of the slots (N, D)."""
         self._vectors = self._sent(slots, CONTEXTS)
 
-    def pool(self, questions: Tensor, temperature: Temperature) -> Pool:
+    def global_batch(self, questions: Tensor, temperature: Temperature) -> GlobalBatch:
         """Returns the global batch for this rank's question vectors (B, D)."""
         assert self._vectors is not None, "the vectors were not started"
         batch = self._batch
@@ -99,7 +99,7 @@ class PoolGather:
         all_questions = pending()
         self._vectors = None  # the caller may free them before this object
         known = self._known() if self._known else None
-        return Pool(
+        return GlobalBatch(
             contexts,
             candidates,
             temperature,

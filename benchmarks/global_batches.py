@@ -1,5 +1,5 @@
-"""``python -m benchmarks.pools --data ../shared/data --out runs/pools``: random pools beside pools of rows
-that share words.
+"""``python -m benchmarks.global_batches --data ../shared/data --out runs/global_batches``: random global batches beside
+global batches of rows that share words.
 
 Static encoders from the same random rows, with equally many steps, on parts of ``benchmarks.study_data`` and
 on pairs cut from Cranfield's abstracts. Prints for each the means over seeds, and the difference with its 95
@@ -130,18 +130,21 @@ def main() -> None:
     for name in arguments.cases:
         case = CASES[name]
         folder = prepare(case, arguments.data, arguments.out)
-        runs: dict[str, dict[int, Measured]] = {"random pools": {}, "pools by words": {}}
+        runs: dict[str, dict[int, Measured]] = {"random global batches": {}, "global batches by words": {}}
         for seed in arguments.seeds:
             for condition in runs:
                 runs[condition][seed] = found = measure(
-                    case, folder, seed, by_words=condition == "pools by words"
+                    case, folder, seed, by_words=condition == "global batches by words"
                 )
                 print(
                     f"{name}, seed {seed}, {condition}: {case.metric}"
                     f" {per_question([found], case.metric).mean():.4f}",
                     flush=True,
                 )
-        print(f"\n{name}\n\n{table(runs, (case.metric, f'accuracy@{DEPTH}'), 'random pools')}\n", flush=True)
+        print(
+            f"\n{name}\n\n{table(runs, (case.metric, f'accuracy@{DEPTH}'), 'random global batches')}\n",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pools of given vectors and identities, for tests of losses."""
+"""Global batches of given vectors and identities, for tests of losses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
 from dpr.losses.candidates import find_candidates
-from dpr.losses.protocol import Pool
+from dpr.losses.protocol import GlobalBatch
 
 
-def make_pool(
+def make_global_batch(
     contexts: Tensor,
     positive_idx: Tensor,
     *,
@@ -19,8 +19,8 @@ def make_pool(
     valid: Tensor | None = None,
     known: tuple[Tensor, Tensor] | None = None,
     temperature: Tensor | float = 1.0,
-) -> Pool:
-    """The pool of one rank; all contexts are different and valid, and nothing is known, unless stated."""
+) -> GlobalBatch:
+    """The global batch of one rank; all contexts are different and valid, and nothing is known, unless stated."""
     size = len(contexts)
     ids = torch.arange(size)[:, None].expand(size, 2) if ids is None else ids
     valid = torch.ones(size, dtype=torch.bool) if valid is None else valid
@@ -30,7 +30,7 @@ def make_pool(
     )
     candidates = find_candidates(rule, positive_idx, valid, ids, *(known or nothing))
     everything = slice(0, size), slice(0, len(positive_idx))
-    return Pool(
+    return GlobalBatch(
         contexts,
         candidates,
         Temperature(temperature),

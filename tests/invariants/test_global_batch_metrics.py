@@ -1,7 +1,7 @@
-"""What a log line says of each train set and of the vectors of a pool: the formulas, for any number of
+"""What a log line says of each train set and of the vectors of a global batch: the formulas, for any number of
 processes, cached or not.
 
-pytest tests/invariants/test_pool_metrics.py
+pytest tests/invariants/test_global_batch_metrics.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpr.core.batch import BiEncoderBatch, Temperature
 from dpr.data.iterators import Sampling
 from dpr.losses.candidates import find_candidates
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.protocol import LossResult, Pool
+from dpr.losses.protocol import GlobalBatch, LossResult
 from dpr.models.biencoder import TowerOptions
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.callbacks import Callback, batch_metrics
@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def trainer_of(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> BiEncoderTrainer:
-    """Three updates of pools of 12 from two sets of different sizes."""
+    """Three updates of global batches of 12 from two sets of different sizes."""
     model = tiny_model(folder, options=TowerOptions(learn_temperature=True, temperature=0.5)).train()
     sets = [ListSource(make_samples(size, seed=size), name) for name, size in (("small", 20), ("large", 32))]
     given = {"global_batch_size": 12, "hard_negatives": 2, "learning_rate": 1e-2, "max_steps": 3}
@@ -61,7 +61,7 @@ def every_case(folder: Path, output_dir: Path, sample: int) -> dict[str, list[Me
         found = {
             name: logged(folder, output_dir / name, sampling=mixed, **case) for name, case in CASES.items()
         }
-        return found | {"a set a pool": logged(folder, output_dir / "apart")}
+        return found | {"a set a global batch": logged(folder, output_dir / "apart")}
 
 
 def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path) -> None:
@@ -80,24 +80,33 @@ def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path) -> No
                 # Adam makes much of differences in gradients near 0
                 close = EXACT if number == 0 else {"rel": 1e-6, "abs": 1e-6}
                 assert line.keys() == wanted.keys() and line == pytest.approx(wanted, **close), case
-    lines = expected["a set a pool"]
+    lines = expected["a set a global batch"]
     assert [sorted(name for name in line if name.endswith("/share")) for line in lines] != [
         ["train/large/share"]
     ] * 3
     assert all(line[name] == 1.0 for line in lines for name in line if name.endswith("/share")), (
-        "a pool is of one set"
+        "a global batch is of one set"
     )
 
 
 class Seen(Callback):
-    """The vectors and the batches of every pool, and what is made of them."""
+    """The vectors and the batches of every global batch, and what is made of them."""
 
     def __init__(self) -> None:
-        self.pools: list[tuple[torch.Tensor, torch.Tensor, BiEncoderBatch, float]] = []
+        self.global_batches: list[tuple[torch.Tensor, torch.Tensor, BiEncoderBatch, float]] = []
 
-    def on_pool(self, run: Run, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
+    def on_global_batch(
+        self, run: Run, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
+    ) -> None:
         assert not questions.requires_grad and not torch.is_grad_enabled()
-        self.pools.append((questions.clone(), pool.contexts.detach().clone(), batch, float(pool.temperature)))
+        self.global_batches.append(
+            (
+                questions.clone(),
+                global_batch.contexts.detach().clone(),
+                batch,
+                float(global_batch.temperature),
+            )
+        )
 
 
 def test_they_are_the_formulas(tmp_path: Path) -> None:
@@ -108,12 +117,12 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
     trainer = trainer_of(folder, tmp_path / "run", seen, log_batch_step=2, max_steps=4, **options)
     trainer.callbacks.append(Calling("on_log", lambda run, metrics: logs.append(dict(metrics))))
     trainer.train()
-    assert len(seen.pools) == 8
+    assert len(seen.global_batches) == 8
     for line, first in zip(logs, (0, 4), strict=True):
-        wanted = formulas(*seen.pools[first + 2])
+        wanted = formulas(*seen.global_batches[first + 2])
         assert {name: line[f"pool/{name}"] for name in wanted} == pytest.approx(wanted, **EXACT)
         of_sets: dict[str, list[tuple[float, bool]]] = {"small": [], "large": []}
-        for questions, contexts, batch, temperature in seen.pools[first : first + 4]:
+        for questions, contexts, batch, temperature in seen.global_batches[first : first + 4]:
             for row, number in enumerate(batch.datasets):
                 positive, competitors = scores_of(row, questions, contexts, batch)
                 scores = torch.tensor([positive, *competitors], dtype=torch.float64) / temperature
@@ -173,9 +182,9 @@ def formulas(
 def test_one_train_set_has_no_metrics_of_its_own_and_a_users_loss_may_count_alone(tmp_path: Path) -> None:
     class Counting(BiEncoderNllLoss):
         def __call__(
-            self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch | None = None
+            self, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch | None = None
         ) -> LossResult:
-            losses, correct = super().__call__(questions, pool, batch)
+            losses, correct = super().__call__(questions, global_batch, batch)
             return LossResult(losses, correct.sum())
 
     folder = encoder_folder(tmp_path / "encoder")
@@ -226,11 +235,11 @@ def test_nobody_waits_for_the_device_before_the_log_line(
         batch.known_positive_valid,
     )
     candidates = find_candidates("distinct", *metadata).to(meta)
-    pool = Pool(
+    global_batch = GlobalBatch(
         vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids
     )
-    callback = batch_metrics.PoolMetrics(1)
-    callback.on_pool(trainer, vectors[:12], pool, batch)
+    callback = batch_metrics.GlobalBatchMetrics(1)
+    callback.on_global_batch(trainer, vectors[:12], global_batch, batch)
     trainer.metrics._device = meta
     trainer.metrics.begin()
     trainer.metrics.add(
