@@ -219,22 +219,19 @@ class BiEncoder(SentenceTransformersNames):
                 raise ConfigError(f"BiEncoder.load(): {error.found}; give {error.expected}") from None
             text = GivenTextSettings(allow_other_prompts=True, **texts)
         folder = local_model(path)
-        of_person = Given(
-            settings or EncoderSettings(), pretrained_model_cfg, dropout, options.attention_dropout
-        )
-        parts, source = read_model(
-            folder, of_person, special_tokens=special_tokens, trailing_sep=trailing_sep
-        )
-        wanted = of_person.settings.over(parts.settings)
+        given = Given(settings or EncoderSettings(), pretrained_model_cfg, dropout, options.attention_dropout)
+        parts, source = read_model(folder, given, special_tokens=special_tokens, trailing_sep=trailing_sep)
+        # a model keeps its settings; only its texts may be cut elsewhere
+        lengths = given.settings.over(parts.settings)
         own = replace(
-            parts.settings, sequence_length=wanted.sequence_length, question_length=wanted.question_length
+            parts.settings, sequence_length=lengths.sequence_length, question_length=lengths.question_length
         )
         parts.tensorizer.sequence_length = own.sequence_length
         parts.tensorizer.question_length = own.question_length or own.sequence_length
         if text is not None:
-            given = text.text_of(parts.tensorizer.text, stated=parts.stated, source=path)
-            parts.tensorizer.set_text_settings(given)
-            own = replace(own, **vars(given))
+            agreed = text.text_of(parts.tensorizer.text, stated=parts.stated, source=path)
+            parts.tensorizer.set_text_settings(agreed)
+            own = replace(own, **vars(agreed))
         if settings is not None and settings.adapter != "none" and own.adapter == "none":
             parts.weights.clear()  # they are read again, by peft's names
             own = replace(
