@@ -28,9 +28,9 @@ from dpr.models.sources import local_model
 from dpr.retrieval.indexes import index_choice, open_text_index, reads_texts
 from dpr.retrieval.passages import find_passages, require_passages
 from dpr.retrieval.question_form import QuestionForm
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.retrieval.sides import LexicalRetriever, Side
+from dpr.retrieval.sides import Side, WordSide
 from dpr.retrieval.sources import resolve_passage_sources, resolve_question_set
 from dpr.retrieval.vector_indexes import open_dense
 from dpr.storage.outputs import require_writable
@@ -103,7 +103,7 @@ def run(config: RetrievalConfig) -> None:
         # BM25 in a hybrid has an index of its own; index_path is that of the vectors.
         kind = config.indexer if reads_words else replace(config.indexer, kind="bm25")
         path = config.bm25_index_path or (config.index_path if reads_words else None)
-        sides["bm25"] = LexicalRetriever(open_text_index(index_choice(kind), sources, path))
+        sides["bm25"] = WordSide(open_text_index(index_choice(kind), sources, path))
     if dense is not None:
         dense.warn_of_unknown_words(queries, str(question_set.file))
 

@@ -22,8 +22,8 @@ from dpr.retrieval.hits import Hit, Place
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.retriever import Retriever
-from dpr.retrieval.search_folder import SearchSettings
-from dpr.retrieval.stored_corpus import search_settings
+from dpr.retrieval.search_json import SearchSettings
+from dpr.retrieval.stored_search import search_settings
 from tests.helpers.jobs import retrieve, verify
 from tests.helpers.patience import patient
 from tests.unit.retrieval.conftest import World, searchable
