@@ -17,7 +17,7 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.retrieval.indexes import index_choice, open_text_index, reads_texts
+from dpr.retrieval.indexes import open_words, reads_texts
 from dpr.retrieval.passages import PassageFields, PassageLookup
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
@@ -143,13 +143,7 @@ class StoredSearch:
             self._config(stored)
         with no_downloads():  # of models that search.json names
             if mode == "bm25":
-                path = stored.bm25_index_path
-                if self._reads_texts:
-                    path = path or stored.index_path
-                else:
-                    stored = replace(stored, indexer=stored.indexer | {"kind": "bm25"})
-                choice = index_choice(_indexer(stored))
-                return WordSide(open_text_index(choice, sources, path))
+                return open_words(_indexer(stored), sources, stored.bm25_index_path, stored.index_path)
             from dpr.core.distributed import resolve_device
             from dpr.retrieval.vector_indexes import open_dense
 
