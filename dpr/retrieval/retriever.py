@@ -235,17 +235,16 @@ class Retriever(metaclass=Hinting):
             fusion = replace(fusion, weight=weight)
         if where is not None or ids is not None:
             selected = self.selected_ids(where, ids)
-            sides = (
-                {name: self._filtered(side, selected) for name, side in sides.items()}
-                if len(selected)
-                else {}
-            )
-        queries = [self.searched.query_text(item) for item in questions if item.strip()]
-        found = iter(self._ranked(sides, fusion, queries, k, texts) if sides and queries else [])
-        answers = []
-        for item in questions:
-            answers.append(next(found, Hits(item)) if item.strip() else Hits(item))
-            answers[-1].question = item
+            if not len(selected):
+                sides = {}
+            sides = {name: self._filtered(side, selected) for name, side in sides.items()}
+        answers = [Hits(item) for item in questions]
+        asked = [row for row, item in enumerate(questions) if item.strip()]
+        if sides and asked:
+            queries = [self.searched.query_text(questions[row]) for row in asked]
+            for row, hits in zip(asked, self._ranked(sides, fusion, queries, k, texts), strict=True):
+                hits.question = questions[row]
+                answers[row] = hits
         return answers[0] if isinstance(question, str) else answers
 
     def sides(self, mode: str) -> dict[str, Side]:
