@@ -33,7 +33,7 @@ from dpr.core.records import Passage
 from dpr.data.pairs import PseudoPairs
 from dpr.evaluation.ranking_metrics import values_of
 from dpr.formats.corpora import read_passages, write_passages
-from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_qrels
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
 from dpr.indexer.registry import Texts

@@ -54,8 +54,7 @@ from dpr.core.records import Passage, Question, TrainingSample
 from dpr.data.order import permutation
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 
 METRIC, RIVAL = "mrr@10", "sentence-transformers"

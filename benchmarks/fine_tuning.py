@@ -29,7 +29,7 @@ from benchmarks.adapt_trained import MOST_PAIRS, Collection, beir, medquad, rows
 from benchmarks.study_table import interval
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_qrels
 
 System = Mapping[str, Mapping[str, float]]
 """nDCG@10 of each test question, by system: bm25, dense, hybrid."""

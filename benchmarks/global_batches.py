@@ -24,8 +24,7 @@ from dpr.core.seeding import seed_torch
 from dpr.data.settings import SamplingSettings
 from dpr.evaluation.ranking_metrics import evaluate_questions
 from dpr.formats.corpora import read_passages
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.settings import TowerOptions
 
 DEPTH, WIDTH, VOCABULARY = 20, 512, 12_000

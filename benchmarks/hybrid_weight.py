@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpr.formats.qrels import read_qrels
-from dpr.formats.trec_runs import read_trec_run
+from dpr.formats.question_sets import read_qrels
+from dpr.formats.results import read_trec_run
 from dpr.indexer.ranking import Ranking, fuse_linear
 
 WEIGHTS = np.arange(0.1, 0.95, 0.05)

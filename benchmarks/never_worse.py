@@ -33,8 +33,7 @@ from dpr import BiEncoder
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.evaluation.significance import LEVEL, holm, paired_test
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.storage.durable import append_jsonl
 from dpr.training.validations.retrieval import RetrievalValidation, RetrievalValidationSettings

@@ -31,8 +31,7 @@ from dpr import BiEncoder, Passage
 from dpr.core.batch import TokenBatch
 from dpr.evaluation.ranking_metrics import evaluate_questions
 from dpr.formats.corpora import read_passages
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 
 SETS = {"squad": "SQuAD", "medquad": "MedQuAD", "cranfield": "Cranfield"}
 LABELLED = ("squad", "medquad")

@@ -24,8 +24,8 @@ from benchmarks.study_data import SETS, qrels_of, searched, write_set
 from benchmarks.study_table import Measured, table
 from dpr.cli.main import main as dpr_main
 from dpr.evaluation.ranking_metrics import evaluate_questions
-from dpr.formats.qrels import read_qrels
-from dpr.formats.trec_runs import read_trec_run
+from dpr.formats.question_sets import read_qrels
+from dpr.formats.results import read_trec_run
 
 Settings = Mapping[str, object]
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.export.sentence_transformers import to_sentence_transformer as to_sentence_transformer
     from dpr.formats.corpora import read_passages as read_passages
     from dpr.formats.corpora import write_passages as write_passages
-    from dpr.formats.qrels import read_qrels as read_qrels
+    from dpr.formats.question_sets import read_qrels as read_qrels
     from dpr.formats.question_sets import read_questions as read_questions
     from dpr.formats.training_files.dpr import write_training_set as write_training_set
     from dpr.formats.training_sets import open_training_set as open_training_set
@@ -91,8 +91,7 @@ _MODULES = {
     "dpr.evaluation.significance": "paired_test",
     "dpr.export.sentence_transformers": "to_sentence_transformer",
     "dpr.formats.corpora": "read_passages write_passages",
-    "dpr.formats.qrels": "read_qrels",
-    "dpr.formats.question_sets": "read_questions",
+    "dpr.formats.question_sets": "read_qrels read_questions",
     "dpr.formats.training_files.dpr": "write_training_set",
     "dpr.formats.training_sets": "open_training_set",
     "dpr.indexer.registry": "Index",

@@ -202,7 +202,7 @@ def _plugins() -> tuple[type[Any], type[Any]]:
     from hydra.plugins.config_source import ConfigResult, ConfigSource
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    from dpr.formats.yaml_files import read_yaml
+    from dpr.formats.text_input import read_yaml
     from dpr.storage.untrusted import describe
 
     sources: list[Any] = Plugins.instance().discover(ConfigSource)

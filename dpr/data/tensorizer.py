@@ -420,7 +420,7 @@ class Tensorizer:
             with panics_caught():
                 return self.tokenizer(texts, **options)
         except TypeError as error:
-            from dpr.formats.checked_values import has_lone_surrogate  # training does not load it otherwise
+            from dpr.formats.record_fields import has_lone_surrogate  # training does not load it otherwise
 
             parts = (part for text in texts for part in ([text] if isinstance(text, str) else text))
             odd = next(filter(has_lone_surrogate, parts), None)

@@ -11,9 +11,9 @@ from typing import Any
 
 from dpr.core.errors import DprError, InputError
 from dpr.evaluation.page_text import flatten
-from dpr.formats.checked_values import is_finite_number
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE
 from dpr.formats.metrics_files import MetricsFile
+from dpr.formats.record_fields import is_finite_number
 from dpr.formats.run_folders import METRICS_LINES, RUN_FILE, VERDICT_FILE, metrics_lines, metrics_problems
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import is_below, leads_inside, parsed

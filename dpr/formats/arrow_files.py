@@ -31,11 +31,8 @@ def write_batches(
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
 
         def write() -> None:
-            columns = [
-                pa.array(values, type=field.type)
-                for values, field in zip(zip(*batch, strict=True), schema, strict=True)
-            ]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            columns = map(pa.array, zip(*batch, strict=True), schema.types)
+            writer.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
 
         batch: list[Sequence[Any]] = []
         characters = 0
@@ -64,7 +61,8 @@ class MappedBatches:
     def block_ends(self) -> list[int]:
         """Returns row numbers where the batches end (some MB of text each); the last is the number of
         rows."""
-        return [int(end) for end in self._ends]
+        ends: list[int] = self._ends.tolist()
+        return ends
 
     def find(self, row: int) -> tuple[pa.RecordBatch, int]:
         """Returns the batch that holds a row, and the row's place in it."""

@@ -16,9 +16,9 @@ from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.formats.delimited import are_names, named_columns, table_form, table_rows, wrong_columns
-from dpr.formats.field_names import PASSAGE_IDS, PASSAGE_TEXTS, QUESTION_IDS, QUESTIONS, TITLES, normal_name
 from dpr.formats.id_hashes import repeated_hashes
 from dpr.formats.passage_records import field_of, origin_record, passage_in
+from dpr.formats.record_fields import PASSAGE_IDS, PASSAGE_TEXTS, QUESTION_IDS, QUESTIONS, TITLES, normal_name
 from dpr.formats.record_files import has_records, is_csv_name, is_json_name, read_records
 from dpr.formats.text_input import located
 from dpr.formats.text_output import durable_text, write_json_lines
@@ -51,7 +51,7 @@ def read_passages(
     than the default are given. There are no titles if ``title_col`` is negative or beyond the row. Empty
     texts are passed on. A .csv file without a tab in its first line is separated by commas. Files in
     .json/.jsonl and .parquet hold records: BEIR's ``_id``, ``title``, ``text``, or other tools' names for
-    these (``dpr.formats.field_names``). Files are plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix
+    these (``dpr.formats.record_fields``). Files are plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix
     included.
 
     Raises:
@@ -61,7 +61,8 @@ def read_passages(
     rows = passage_rows(file, (id_col, text_col, title_col))
     for line, passage, _ in islice(rows, start, stop):
         whole = f"{id_prefix}{passage.id}"
-        if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
+        size = len(whole.encode(errors="replace"))
+        if size > MAX_ID_BYTES:
             raise InputError(
                 f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}"
             )

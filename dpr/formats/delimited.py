@@ -17,7 +17,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from dpr.core.errors import InputError
-from dpr.formats.field_names import ALL_NAMES, normal_name
+from dpr.formats.record_fields import ALL_NAMES, normal_name
 from dpr.formats.text_input import MAX_LINE_BYTES, iter_lines
 
 _COLUMN_NAME = re.compile(r"\w[\w-]*( \w[\w-]*)?")

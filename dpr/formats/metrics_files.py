@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dpr.core.errors import InputError
-from dpr.formats.checked_values import is_finite_number
+from dpr.formats.record_fields import is_finite_number
 from dpr.storage.durable import durable_file, json_text, read_json
 from dpr.storage.untrusted import describe, inside
 
@@ -69,8 +69,7 @@ def read_metrics(path: str | Path) -> MetricsFile:
     file = Path(path)
     report = read_json(file)
     kinds = {"metrics": dict, "question_set": str, "num_questions": int}
-    is_report = isinstance(report, dict) and all(isinstance(report.get(name), kinds[name]) for name in kinds)
-    if not is_report:
+    if not isinstance(report, dict) or not all(isinstance(report.get(name), kinds[name]) for name in kinds):
         raise InputError("not a metrics file", file=file, expected=_EXPECTED)
     for name, value in report["metrics"].items():
         if not is_finite_number(value):

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.formats.checked_values import has_lone_surrogate, is_finite_number
-from dpr.formats.field_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in
 from dpr.formats.passage_records import field_of
+from dpr.formats.record_fields import (
+    PASSAGE_IDS,
+    PASSAGE_TEXTS,
+    TITLES,
+    has_lone_surrogate,
+    is_finite_number,
+    name_in,
+)
 from dpr.formats.record_files import has_records, read_records
 from dpr.formats.text_input import located
 from dpr.storage.untrusted import describe

@@ -8,17 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from dpr.core.records import Origin, Passage
-from dpr.formats.checked_values import (
+from dpr.formats.record_fields import (
+    PASSAGE_IDS,
+    PASSAGE_TEXTS,
+    TITLES,
     checked_id,
     checked_score,
     has_lone_surrogate,
     id_of,
+    name_in,
     number_of,
+    require_name,
     string_of,
     text_of,
     title_of,
 )
-from dpr.formats.field_names import PASSAGE_IDS, PASSAGE_TEXTS, TITLES, name_in, require_name
 from dpr.storage.untrusted import describe
 
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
@@ -27,6 +31,7 @@ _DPR_IDS = ("passage_id", *PASSAGE_IDS)
 TEVATRON_LISTS = ("positive_passages", "negative_passages")
 PassageById = Callable[[str], Passage]
 """Function that returns the passage with an id; raises ValueError if there is none."""
+_WEB_ADDRESS = re.compile(r"https?://[^\s/?#\[][^\s]*", re.IGNORECASE)
 
 
 def passage_from_json(item: Any, where: str) -> Passage:
@@ -148,9 +153,6 @@ def passage_to_json(passage: Passage) -> dict[str, Any]:
     if passage.teacher_score is not None:
         record["teacher_score"] = passage.teacher_score
     return record
-
-
-_WEB_ADDRESS = re.compile(r"https?://[^\s/?#\[][^\s]*", re.IGNORECASE)
 
 
 def passage_of(record: Any, number: str = "") -> Passage:

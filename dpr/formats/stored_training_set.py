@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pyarrow as pa
 from dpr.core.records import Passage, TrainingSample, composed, plain, text_hash
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.id_hashes import rows_of_repeated
+from dpr.formats.training_files.rows import Counts
 from dpr.storage.durable import read_manifest
 
 _ROWS = "rows.arrow"
@@ -37,20 +37,6 @@ _LISTS = ("positives", "hard_negatives", "other_negatives")
 _SCHEMA = pa.schema(
     {"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)}
 )
-
-
-@dataclass(slots=True)
-class Counts:
-    """Numbers of rows of training files: ``kept``, ``dropped`` for having no positive passage, ``rejected``
-    as bad; together ``read``.
-
-    Formats that join rows of one question make fewer records than rows kept.
-    """
-
-    read: int = 0
-    kept: int = 0
-    dropped: int = 0
-    rejected: int = 0
 
 
 class TrainingSet(MappedBatches):

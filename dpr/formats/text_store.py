@@ -22,10 +22,10 @@ import pyarrow as pa
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.core.records import Origin, Passage, text_hash
-from dpr.formats.answers import checked_answers
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.corpora import DEFAULT_COLUMNS, Columns, passage_rows
 from dpr.formats.id_hashes import HashIndex, rows_of_repeated
+from dpr.formats.record_fields import checked_answers
 from dpr.formats.text_input import located
 from dpr.storage.checksums import cache_root, file_state, require_unchanged
 from dpr.storage.durable import durable_folder

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import read_json, write_json
-
-if TYPE_CHECKING:
-    pass
 
 TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 

@@ -131,9 +131,8 @@ class TokenPart:
     def passage(self, number: int) -> PassageTokens:
         low, high, start, length, title_length, has_score = self._passages[number].item()
         ids: list[int] = self._tokens[start : start + length].tolist()
-        if title_length == NO_TITLE:
-            return PassageTokens(None, ids, (low, high), bool(has_score))
-        return PassageTokens(ids[:title_length], ids[title_length:], (low, high), bool(has_score))
+        title = None if title_length == NO_TITLE else ids[:title_length]
+        return PassageTokens(title, ids[max(title_length, 0) :], (low, high), bool(has_score))
 
     def sample(self, number: int) -> StoredSample:
         first_slot, question, positives, hard, other = self._rows[number].item()

@@ -31,8 +31,7 @@ from dpr.formats.text_store import open_store
 from dpr.formats.training_files.beir import files_read
 from dpr.formats.training_files.dpr import sample_to_json
 from dpr.formats.training_files.registry import READERS, format_of
-from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_files.usable_rows import UsableRows, shown
+from dpr.formats.training_files.rows import ReadOptions, UsableRows, shown
 from dpr.storage.checksums import cache_root, content_sha256
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built

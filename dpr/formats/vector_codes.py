@@ -20,9 +20,7 @@ from dpr.core.errors import InputError
 from dpr.formats.npy_files import map_array
 
 DTYPES = ("float32", "float16", "int8")
-_NUMBERS: dict[str, np.dtype[Any]] = {
-    name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1"), strict=True)
-}
+_NUMBERS: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 _ROWS = 1024  # coded at a time: float64 takes more memory than the codes
 _LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
 

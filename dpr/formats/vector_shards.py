@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -37,7 +37,7 @@ from dpr.storage.checksums import file_state, folder_problems, recalled, remembe
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 from dpr.storage.steps import CLAIM, RECORDS, Steps
 
-_CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
+_CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-\d{5,}\.npy")
 _DECODED_ROWS = 8192
 _PLAIN_ROWS = 65536
 
@@ -165,19 +165,17 @@ class VectorShard:
             raise InputError("the manifest is not one of a vector shard", file=file)
         self.num_vectors = int(self.metadata["num_vectors"])
         self.dimension = int(self.metadata["dimension"])
-        chunks: defaultdict[int, dict[str, Any]] = defaultdict(dict)
-        for name, entry in manifest["files"].items():
-            if match := _CHUNK_FILE.fullmatch(name):
-                chunks[int(match[1])][name] = entry
-        self._chunks = dict(sorted(chunks.items()))
+        self._files = {
+            name: entry for name, entry in manifest["files"].items() if _CHUNK_FILE.fullmatch(name)
+        }
+        names = (*array_names(self.dtype), "ids")
+        self._chunks = range(len(self._files) // len(names))
         self._kept = lru_cache(1024)(self._arrays)
         self._ends: np.ndarray | None = None  # ends of chunks, filled when rows are first requested
         problems = folder_problems(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
         problems = [problem for problem in problems if not RECORDS.match(problem)]
-        num_files = len(array_names(self.dtype)) + 1
-        is_whole = all(len(files) == num_files for files in self._chunks.values())
-        if not is_whole or list(self._chunks) != list(range(len(self._chunks))):
+        if self._files.keys() != {_file(name, number) for number in self._chunks for name in names}:
             problems.append("chunks are missing")
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
@@ -187,7 +185,7 @@ class VectorShard:
     def ids_sha256(self) -> str:
         """Returns a hash of the files that hold the ids."""
         return text_sha256(
-            json.dumps([files[_file("ids", number)]["sha256"] for number, files in self._chunks.items()])
+            json.dumps([self._files[_file("ids", number)]["sha256"] for number in self._chunks])
         )
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -254,7 +252,7 @@ def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:
     paths = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(VectorShard, paths))
-    require_compatible([(shard.path, shard.metadata) for shard in shards])
+    _require_compatible(shards)
     # A proof for the same files is not repeated.
     proved = [shard.ids_sha256() for shard in shards]
     if not recalled("unique ids", proved):
@@ -265,22 +263,23 @@ def open_shards(patterns: Sequence[str | Path]) -> list[VectorShard]:
     return shards
 
 
-def require_compatible(shards: Sequence[tuple[Path, Metadata]]) -> None:
+def _require_compatible(shards: Sequence[VectorShard]) -> None:
     """Raises InputError unless shards may be searched together: of one model and encoding, none missing.
     Scores of float32, float16 and int8 agree to within a fraction of a percent."""
-    first_path, first = shards[0]
-    for path, metadata in shards[1:]:
+    first = shards[0]
+    for shard in shards[1:]:
         for key, what in _MUST_AGREE.items():
-            if metadata.get(key) != first.get(key):
-                differ = f"{key} {metadata.get(key)!r}, there {first.get(key)!r}"
-                found = f"these vectors are {what} than {first_path} ({differ})"
-                raise InputError(found, file=path, hint="embed the corpus again with one model")
+            here = shard.metadata.get(key)
+            there = first.metadata.get(key)
+            if here != there:
+                found = f"these vectors are {what} than {first.path} ({key} {here!r}, there {there!r})"
+                raise InputError(found, file=shard.path, hint="embed the corpus again with one model")
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
-    for path, metadata in shards:
-        number = metadata.get("shard_id")
-        of_corpus = tuple(metadata.get(key) for key in _OF_CORPUS)
+    for shard in shards:
+        number = shard.metadata.get("shard_id")
+        of_corpus = tuple(shard.metadata.get(key) for key in _OF_CORPUS)
         if isinstance(number, int) and isinstance(of_corpus[-1], int):
-            groups.setdefault(of_corpus, {})[number] = path
+            groups.setdefault(of_corpus, {})[number] = shard.path
     for group, members in groups.items():
         missing = sorted(set(range(group[-1])) - set(members))
         if missing:

@@ -24,9 +24,8 @@ from dpr.evaluation.ranking_metrics import (
     text_table,
 )
 from dpr.formats.metrics_files import RESULTS, read_metrics
-from dpr.formats.qrels import read_qrels, require_judged, write_qrels
-from dpr.formats.question_sets import read_questions
-from dpr.formats.trec_runs import read_trec_run, write_trec_run
+from dpr.formats.question_sets import read_qrels, read_questions, require_judged, write_qrels
+from dpr.formats.results import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking

@@ -18,9 +18,8 @@ from dpr.evaluation.ranking_metrics import (
     format_table,
     shown_names,
 )
-from dpr.formats.qrels import read_qrels, require_judged
-from dpr.formats.results import write_results
-from dpr.formats.trec_runs import write_trec_run
+from dpr.formats.question_sets import read_qrels, require_judged
+from dpr.formats.results import write_results, write_trec_run
 from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.settings import GivenTextSettings

@@ -10,13 +10,12 @@ from pathlib import Path
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample, plain
-from dpr.formats.json_records import iter_json_objects
 from dpr.formats.passage_records import passage_from_json
+from dpr.formats.record_files import iter_json_objects
 from dpr.formats.text_input import expand_files
 from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import READERS, WRITERS, format_of
-from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_files.usable_rows import UsableRows
+from dpr.formats.training_files.rows import ReadOptions, UsableRows
 from dpr.preparation.settings import PrepareSettings, ReadSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.outputs import output, require_writable

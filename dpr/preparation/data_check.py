@@ -148,7 +148,7 @@ class DataCheck:
 
     def finish(self) -> DataCheck:
         """Finds negatives that are positives of another row of the same question, which takes all rows."""
-        for negative in np.flatnonzero(_is_in(self._negatives, self._known)).tolist():
+        for negative in np.flatnonzero(np.isin(self._negatives, self._known)).tolist():
             place = self._places[negative]
             file = self._files[place >> _LINE_BITS]
             self.findings[CONTRADICTED].add(f"{file}:{place & (1 << _LINE_BITS) - 1}")
@@ -168,11 +168,6 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
     for note in options.unread.warnings.values():
         check.findings[UNREAD].add(note)
     return check.finish()
-
-
-def _is_in(hashes: array[int], known: array[int]) -> np.ndarray:
-    """Returns, for each hash (n,), whether it is among the known ones: (n,) bool."""
-    return np.isin(np.array(hashes), np.unique(np.array(known)))
 
 
 def open_tokenizer(name_or_folder: str, *, sequence_length: int | None) -> Tensorizer:
@@ -222,7 +217,7 @@ def report(sets: Mapping[str, DataCheck], tensorizer: Tensorizer | None) -> tupl
         for what, finding in (check.findings | of_texts).items():
             if finding.count:
                 problems[f"{name}: {what}"] = finding
-    if "dev" in sets and (shared := int(_is_in(sets["dev"].questions, train.questions).sum())):
+    if "dev" in sets and (shared := int(np.isin(sets["dev"].questions, train.questions).sum())):
         problems["dev: questions that are in train too"] = Finding(shared)
     lines.append(f"problems: {', '.join(problems) or 'none'}")
     for what, finding in problems.items():
@@ -285,12 +280,8 @@ def _tokens(items: Sequence[Any], tensorizer: Tensorizer) -> list[list[int]]:
 
 def _examples(samples: Sequence[TrainingSample], tensorizer: Tensorizer | None) -> Iterator[str]:
     for number, sample in enumerate(samples, 1):
-        parts: list[tuple[str, str | Passage]] = [
-            ("question", sample.question),
-            ("positive", sample.positives[0]),
-        ]
-        parts += [("hard negative", passage) for passage in sample.hard_negatives[:1]]
-        for role, content in parts:
+        contents: list[str | Passage] = [sample.question, sample.positives[0], *sample.hard_negatives[:1]]
+        for role, content in zip(("question", *PASSAGES), contents, strict=False):
             count = ""
             if tensorizer is not None:
                 (tokens,) = _tokens([content], tensorizer)

@@ -29,8 +29,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.documents.bounded_reading import read_documents
 from dpr.formats.documents.document import Document
 from dpr.formats.documents.files import READERS
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.preparation.document_questions import KINDS, made_questions, without_questions
 from dpr.preparation.given_questions import find_answers, read_given
@@ -44,6 +43,12 @@ from dpr.storage.outputs import output, require_writable
 SKIPPED_FOLDERS = frozenset(
     "__pycache__ node_modules site-packages dist-packages build dist venv env".split()
 )
+logger = get_logger(__name__)
+CORPUS = "corpus.jsonl"
+EVALUATION_CORPUS = "evaluation_corpus.jsonl"
+UNREAD = "unread.jsonl"
+LEAST_QUESTIONS = 30
+_ALIKE = 0.8
 
 
 def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
@@ -90,17 +95,6 @@ def content_of_documents(files: Mapping[str, Path]) -> str:
             content = content_sha256(path)
         listed.append([name, content])
     return text_sha256(json.dumps(listed))
-
-
-logger = get_logger(__name__)
-
-
-CORPUS = "corpus.jsonl"
-EVALUATION_CORPUS = "evaluation_corpus.jsonl"
-UNREAD = "unread.jsonl"
-LEAST_QUESTIONS = 30
-
-_ALIKE = 0.8
 
 
 def prepare_folder(

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.records import composed
-from dpr.formats.documents.decoding import decoded
 from dpr.formats.documents.document import Block, Section, one_line
+from dpr.formats.documents.plain_text import decoded
 from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column, written_rows
-from dpr.formats.json_records import iter_json_objects
-from dpr.formats.record_files import is_json_name
+from dpr.formats.record_files import is_json_name, iter_json_objects
 from dpr.preparation.document_questions import GIVEN, QuestionPair, words_of
 from dpr.preparation.passages import Piece, cut_section, passage_prefix
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
@@ -75,9 +75,7 @@ def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int
     first. A split exceeds its size by less than one group, and a group larger than a whole split never enters
     it, so a split can stay smaller than asked, or empty. None gets more than about a third.
     """
-    members: defaultdict[str, int] = defaultdict(int)
-    for group in groups:
-        members[group] += 1
+    members = Counter(groups)
     # Hashes, not a shuffle: one more package in the environment does not move the others to another split.
     queue = sorted(members, key=lambda name: blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest())
     split_of = dict.fromkeys(queue, TRAIN)

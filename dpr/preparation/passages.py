@@ -102,7 +102,7 @@ def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
         for (last, _), (number, part) in pairwise(group):
             text += (" " if number == last else "\n") + part
         starts_with_prose = section.blocks[group[0][0]].is_prose
-        first, _ = first_sentence(group[0][1]) if starts_with_prose else ("", "")
+        first = sentences(group[0][1])[0] if starts_with_prose else ""
         rest = text[len(first) :].lstrip()
         repeated = _last_sentences(before, overlap)
         pieces.append(Piece("", "", section.line, (), repeated, first, rest, index, section.is_question))
@@ -134,19 +134,14 @@ def _last_sentences(text: str, words: int) -> str:
     return " ".join(taken)
 
 
-def first_sentence(text: str) -> tuple[str, str]:
-    """Returns the first sentence, and the rest."""
-    for end in _SENTENCE_END.finditer(text):
-        if not _ABBREVIATION.search(text[: end.end()]):
-            return text[: end.end()], text[end.end() :].strip()
-    return text, ""
-
-
 def sentences(text: str) -> list[str]:
-    """Returns all sentences of a paragraph, in order."""
+    """Returns all sentences of a paragraph, in order; a single empty one if it holds nothing."""
     found = []
-    rest = text.strip()
-    while rest:
-        first, rest = first_sentence(rest)
-        found.append(first)
-    return found
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        sentence = text[start : match.end()].strip()
+        if not _ABBREVIATION.search(sentence):
+            found.append(sentence)
+            start = match.end()
+    rest = text[start:].strip()
+    return [*found, rest] if rest or not found else found

@@ -9,7 +9,6 @@ the quality of a model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from dpr.data.order import PAIRS
 from dpr.data.pairs import PseudoPairs
 from dpr.data.words import joined, written_spans
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.preparation.settings import PairFileSettings
 from dpr.storage.durable import durable_folder, read_manifest
@@ -85,12 +83,8 @@ def _write(target: Path, held: PseudoPairs) -> dict[str, int]:
     if not cuts:
         raise InputError("the passages that are held back are too short to ask for", file=held.file)
     rows = counted(held.passages(0, held.num_passages), "writing the corpus", held.num_passages)
-
-    def passages() -> Iterator[Passage]:
-        for index, row in enumerate(rows):
-            yield cuts[index][1] if index in cuts else row.passage
-
-    write_passages(target / EVALUATION_CORPUS, passages())
+    passages = (cuts[index][1] if index in cuts else row.passage for index, row in enumerate(rows))
+    write_passages(target / EVALUATION_CORPUS, passages)
     keys = {number: f"pseudo-{number}" for number in sorted(cuts)}
     write_questions(target / QUESTIONS, [Question(cuts[number][0], key) for number, key in keys.items()])
     write_qrels(target / QRELS, {key: {str(cuts[number][1].id): 1} for number, key in keys.items()})
@@ -104,11 +98,9 @@ def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
     generator = generator_for(PAIRS, 0, 0, 0, row)
     kinds = {kind: weight for kind, weight in pairs.kinds.items() if kind in KINDS}
     cut = KINDS[choose(kinds, row_of_corpus.words, generator)][0](row_of_corpus.words, generator)
-    around = (
-        [(0, cut.question[0]), (cut.question[-1] + 1, row_of_corpus.words.text)]
-        if cut.question
-        else [(0, row_of_corpus.words.text)]
-    )
+    around = [(0, row_of_corpus.words.text)]
+    if cut.question:
+        around = [(0, cut.question[0]), (cut.question[-1] + 1, row_of_corpus.words.text)]
     if sum(end - start for start, end in around) < _LEAST_WORDS:
         return None
     sample = row_of_corpus.sample(cut._replace(passage=around), (0, 0))

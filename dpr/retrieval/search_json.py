@@ -15,7 +15,7 @@ from dpr.core.logs import get_logger
 from dpr.core.paths import is_wide, matching_paths
 from dpr.core.settings import check_type
 from dpr.embedding.source import PassageSource
-from dpr.formats.checked_values import has_lone_surrogate
+from dpr.formats.record_fields import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.question_form import QuestionForm
 from dpr.storage.checksums import content_sha256, verify_file

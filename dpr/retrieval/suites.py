@@ -14,11 +14,10 @@ from dpr.core.logs import get_logger
 from dpr.core.paths import as_text, matching_paths, user_path
 from dpr.core.records import Passage, Question, composed, text_sha256
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import read_questions, write_questions
+from dpr.formats.question_sets import read_questions, write_qrels, write_questions
+from dpr.formats.text_input import read_yaml
 from dpr.formats.training_files.registry import look_at
 from dpr.formats.training_sets import open_training_set
-from dpr.formats.yaml_files import read_yaml
 from dpr.retrieval.settings import SuiteSetConfig
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import MANIFEST, durable_folder

@@ -26,8 +26,7 @@ from dpr.core.records import Passage, Question, TrainingSample
 from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.documents.document import name_as_words
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import counted, get_logger
-from dpr.preparation.passages import first_sentence
+from dpr.preparation.passages import sentences
 
 STANDARD_LIBRARY = "stdlib"
 """The name that stands for the standard library among package names."""
@@ -155,8 +155,8 @@ def split_docstring(text: str) -> tuple[str, str] | None:
     # A heading (title over a row of signs) is no sentence; what follows it is one.
     if len(lead_lines) == 2 and RULE.fullmatch(lead_lines[1].strip()):
         lead, _, rest = rest.partition("\n\n")
-    summary, more = first_sentence(" ".join(clean_markup(lead).split()))
-    body_words = (more + " " + clean_markup(rest)).split()
+    summary, *more = sentences(" ".join(clean_markup(lead).split()))
+    body_words = " ".join([*more, clean_markup(rest)]).split()
     if _FIELD.match(summary) or not MIN_QUESTION_WORDS <= len(_WORD.findall(summary)) <= MAX_QUESTION_WORDS:
         return None
     if sum(1 for word in body_words if _WORD.search(word)) < MIN_PASSAGE_WORDS:

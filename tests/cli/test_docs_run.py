@@ -32,8 +32,7 @@ import pytest
 
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings

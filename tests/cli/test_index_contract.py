@@ -20,7 +20,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_questions
-from dpr.formats.trec_runs import read_trec_run
+from dpr.formats.results import read_trec_run
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.vectors import VectorSource, blocks

@@ -13,8 +13,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import read_passages
 from dpr.formats.documents.document import name_as_words
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.storage.durable import verify_folder
 from examples.docstring_corpus.__main__ import main

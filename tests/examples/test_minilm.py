@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpr.core.records import Passage
-from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_qrels
 from dpr.models.biencoder import BiEncoder
 from examples import minilm
 

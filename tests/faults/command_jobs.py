@@ -19,10 +19,9 @@ import torch
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import PerQuestion, write_metrics
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.results import write_trec_run
 from dpr.formats.training_files.dpr import write_training_set
-from dpr.formats.trec_runs import write_trec_run
 from dpr.storage.checksums import verify_file
 from dpr.storage.durable import CHECKSUM
 from tests.faults.command_server import serve

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
 from dpr.formats.text_store import open_store
-from dpr.formats.training_files.registry import read_rows
+from dpr.formats.training_files.registry import READERS
 from dpr.formats.training_files.rows import ReadOptions
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
 from tests.fuzz.subject import Files, Subject, lines
@@ -69,7 +69,7 @@ def _lookup(
             corpus=place[corpus],
             queries=None if rows == "tevatron" else place["queries.tsv"],
         )
-        found = list(read_rows(place["rows"], options, name=rows))
+        found = list(READERS[rows](place["rows"], options))
         assert all(
             isinstance(row.error, InputError) and row.file == place["rows"] for row in found if row.error
         )

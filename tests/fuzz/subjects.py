@@ -26,14 +26,13 @@ from dpr.formats.downloads import unpack
 from dpr.formats.metrics_files import read_evaluation, read_metrics
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.results import read_trec_run
 from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.text_store import open_store
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
-from dpr.formats.trec_runs import read_trec_run
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.search_json import SearchSettings

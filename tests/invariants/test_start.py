@@ -16,8 +16,7 @@ import torch
 from dpr.core.settings import unused_keys
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.ranking import to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings

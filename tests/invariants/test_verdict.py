@@ -20,8 +20,7 @@ from dpr.data.settings import DataSetSettings
 from dpr.evaluation.significance import paired_test
 from dpr.formats.checkpoints import read_tensors
 from dpr.formats.corpora import read_passages
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import BiEncoderTrainer
 from dpr.training.validations.dev_sets import NllValidation

@@ -7,13 +7,10 @@ from pathlib import Path, PurePath
 
 from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.paths import odd_kind
-from dpr.formats.documents.decoding import decoded
+from dpr.formats.documents.converted import read_excel, read_html, read_office, read_pdf
 from dpr.formats.documents.document import Document
-from dpr.formats.documents.html import read_html
 from dpr.formats.documents.markdown import read_markdown
-from dpr.formats.documents.office import read_excel, read_office
-from dpr.formats.documents.pdf import read_pdf
-from dpr.formats.documents.plain_text import read_text
+from dpr.formats.documents.plain_text import decoded, read_text
 from dpr.formats.documents.tables import read_table
 
 MOST_BYTES = 32 * 2**20

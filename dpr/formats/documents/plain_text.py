@@ -1,9 +1,10 @@
-"""Plain text and reStructuredText as a document."""
+"""The text in the bytes of a document; plain text and reStructuredText as a document."""
 
 from __future__ import annotations
 
 import re
 
+from dpr.core.errors import InputError
 from dpr.formats.documents.document import BELOW_ALL, Document, DocumentBuilder, paragraphs
 
 _RULE_OF_SIGNS = re.compile(r"\s*([=\-~^*+#\"'`.:_])\1{2,}\s*")
@@ -11,6 +12,9 @@ _NOT_LETTERS = re.compile(r"[^A-Za-z]")
 _MOST_SHOUTED_WORDS = 10
 _ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
 _DIRECTIVE = re.compile(r"^\.\. *(?:[\w:-]+::|(?=\[))", re.MULTILINE)
+_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+_BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_MOST_ACCENTS = 0.3
 
 
 def read_text(text: str, *, is_restructured: bool = False) -> Document:
@@ -46,3 +50,32 @@ def read_text(text: str, *, is_restructured: bool = False) -> Document:
         body = "\n".join(line for line in lines if not _RULE_OF_SIGNS.fullmatch(line))
         builder.add(body.replace("::", ":") if is_restructured else body, line=number)
     return builder.finish()
+
+
+def decoded(data: bytes, charset: str = "") -> str:
+    """Decodes the bytes of a file: by its byte order mark, else in ``charset``, else as UTF-8, else as the
+    Western European encoding of Windows.
+
+    Raises:
+        InputError: the bytes are not in ``charset``, include some that no text has, or are neither UTF-8 nor
+        Western European.
+    """
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), charset or "utf-8")
+    try:
+        text = data.decode(encoding)
+    except LookupError:
+        found = f"declares the charset {charset[:40]!a}, which is not known"
+        raise InputError(found, hint="save the file as UTF-8") from None
+    except UnicodeDecodeError as error:
+        if encoding != "utf-8" or charset:
+            byte = f"byte {error.start + 1} (0x{data[error.start]:02x})"
+            raise InputError(f"{byte} is not {encoding}, which the file says it is in") from None
+        text = data.decode("cp1252", errors="replace")
+        letters = [sign for sign in text if sign.isalpha() or sign == "\ufffd"]
+        accents = sum(not sign.isascii() for sign in letters)
+        if accents > _MOST_ACCENTS * len(letters):  # Cyrillic, Chinese ... would become gibberish
+            found = "neither UTF-8 nor Western European text"
+            raise InputError(found, hint="save the file as UTF-8") from None
+    if match := _BINARY.search(text):
+        raise InputError(f"not text: it holds the byte 0x{ord(match[0]):02x}")
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from dpr.core.errors import InputError
 from dpr.formats.delimited import table_form, table_rows
 from dpr.formats.documents.document import Block, Document, Section, one_line
-from dpr.formats.field_names import PASSAGE_IDS, QUESTION_IDS, normal_name
+from dpr.formats.record_fields import PASSAGE_IDS, QUESTION_IDS, normal_name
 
 QUESTIONS = ("question", "query", "q", "prompt")
 ANSWERS = ("answer", "answers", "response", "a", "passage", "reply")

@@ -12,8 +12,8 @@ from typing import IO
 from dpr.core.errors import InputError
 from dpr.core.records import TrainingSample
 from dpr.formats.arrow_files import chosen_split
-from dpr.formats.checked_values import text_of
-from dpr.formats.qrels import Judgement, Qrels, judgement_rows, write_qrels
+from dpr.formats.question_sets import Judgement, Qrels, judgement_rows, write_qrels
+from dpr.formats.record_fields import text_of
 from dpr.formats.text_output import Note, write_json_lines
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id, joined, parsed_row, preparing
 from dpr.storage.durable import durable_folder

@@ -1,9 +1,9 @@
-"""Columns for question, positive and negative in JSON lines, tables, Parquet and Hugging Face ``datasets``
-folders.
+"""Training files of other toolkits (Tevatron, FlagEmbedding), and any with columns for question, positive and
+negative in JSON lines, tables, Parquet and Hugging Face ``datasets`` folders.
 
-Columns are found by their usual names, or named by role. Tables of pairs, with a label or score or without, and
-MS MARCO's triples need no header; they hold texts, or ids. Consecutive rows with the same question become one
-sample.
+Columns are found by their usual names, or named by role. Tables of pairs, with a label or score or without,
+and MS MARCO's triples need no header; they hold texts, or ids. Consecutive rows with the same question become
+one sample.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.answers import answers_in, checked_answers, is_printed_list
 from dpr.formats.arrow_files import is_arrow
-from dpr.formats.checked_values import id_of, text_of, title_of
 from dpr.formats.delimited import named_columns, table_form, table_rows
-from dpr.formats.field_names import (
+from dpr.formats.passage_records import TEVATRON_LISTS, passages_of, split_by_grade, with_scores
+from dpr.formats.record_fields import (
     GRADES,
     LABELS,
     NAMED_QUESTION_IDS,
@@ -30,14 +29,21 @@ from dpr.formats.field_names import (
     QUESTION_IDS,
     QUESTIONS,
     TITLES,
+    answers_in,
+    checked_answers,
+    id_of,
+    is_printed_list,
     name_in,
     require_name,
+    text_of,
+    title_of,
 )
-from dpr.formats.passage_records import TEVATRON_LISTS, passages_of, split_by_grade, with_scores
 from dpr.formats.text_input import open_input
+from dpr.formats.text_output import Note, write_json_lines
 from dpr.formats.training_files.rows import (
     ReadOptions,
     SourceRow,
+    content_id,
     joined,
     parsed_row,
     preparing,
@@ -47,15 +53,10 @@ from dpr.formats.training_files.rows import (
 
 HEAD_BYTES = 2**16
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
-_POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
-_NEGATIVE_IDS = (
-    "negative_id",
-    "negative_ids",
-    "negative_document_ids",
-    "neg_id",
-    "neg_ids",
-    "negative_passage_id",
-    "negative_passage_ids",
+_POSITIVE_IDS = tuple("positive_id positive_ids positive_document_ids pos_id positive_passage_id".split())
+_NEGATIVE_IDS = tuple(
+    "negative_id negative_ids negative_document_ids neg_id neg_ids negative_passage_id"
+    " negative_passage_ids".split()
 )
 _ROLES_OF_TABLES = {
     "question": (*QUESTIONS, *QUESTION_IDS),
@@ -246,3 +247,41 @@ def _at(record: Any, path: str) -> Any:
     if not isinstance(record, dict) or name not in record:
         raise ValueError(f"no column {path!r}")
     return _at(record[name], rest) if rest else record[name]
+
+
+def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
+    record: dict[str, Any] = {"query_id": str(number), "query": sample.question}
+    if sample.answers:
+        record["answers"] = list(sample.answers)
+    negatives = sample.hard_negatives + sample.other_negatives
+    for key, listed in (("positive_passages", sample.positives), ("negative_passages", negatives)):
+        record[key] = [{"docid": content_id(one), "title": one.title, "text": one.text} for one in listed]
+        for passage, written in zip(listed, record[key], strict=True):
+            if passage.teacher_score is not None:
+                written["score"] = passage.teacher_score
+    return record
+
+
+def _flag_embedding_record(sample: TrainingSample) -> dict[str, Any]:
+    """Returns a record whose texts join title and text by a space; ids and answers have no place in this
+    format."""
+    record: dict[str, Any] = {"query": sample.question}
+    negatives = sample.hard_negatives + sample.other_negatives
+    has_scores = any(passage.teacher_score is not None for passage in sample.positives + negatives)
+    for key, listed in (("pos", sample.positives), ("neg", negatives)):
+        record[key] = [f"{one.title} {one.text}" if one.title else one.text for one in listed]
+        if has_scores:
+            record[f"{key}_scores"] = [passage.teacher_score for passage in listed]
+    return record
+
+
+def write_tevatron(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
+    """Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one
+    made from their content."""
+    records = (_tevatron_record(number, sample) for number, sample in enumerate(samples))
+    return write_json_lines(path, records, note)
+
+
+def write_flag_embedding(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
+    """Writes plain texts. Both kinds of negatives become ``neg``."""
+    return write_json_lines(path, map(_flag_embedding_record, samples), note)

@@ -8,14 +8,14 @@ from typing import Any
 
 from dpr.core.paths import user_path
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.answers import checked_answers
-from dpr.formats.checked_values import text_of
-from dpr.formats.field_names import keys_of
-from dpr.formats.json_records import indented_record
 from dpr.formats.passage_records import passage_from_json, passage_to_json
+from dpr.formats.record_fields import checked_answers, keys_of, text_of
+from dpr.formats.record_files import indented_record
 from dpr.formats.text_output import Note, durable_text, write_json_lines
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, record_rows
 from dpr.storage.untrusted import describe
+
+_DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
@@ -57,9 +57,6 @@ def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
     if not isinstance(listed, list):
         raise ValueError(f"{key} is {describe(listed)}, expected a list of passages")
     return tuple(passage_from_json(item, f"{key}[{index}]") for index, item in enumerate(listed))
-
-
-_DPR_KEYS = ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 
 def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:

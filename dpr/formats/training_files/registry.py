@@ -9,17 +9,16 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import TrainingSample
-from dpr.formats.answers import is_printed_list
 from dpr.formats.arrow_files import column_names, is_arrow
-from dpr.formats.checked_values import number_of
 from dpr.formats.delimited import named_columns, table_form
-from dpr.formats.json_records import iter_json_records
-from dpr.formats.qrels import JUDGED, grade_of
+from dpr.formats.question_sets import JUDGED, grade_of
+from dpr.formats.record_fields import is_printed_list, number_of
+from dpr.formats.record_files import iter_json_records
 from dpr.formats.text_output import Note
 from dpr.formats.training_files import columns
 from dpr.formats.training_files.beir import read_beir, write_beir
+from dpr.formats.training_files.columns import write_flag_embedding, write_tevatron
 from dpr.formats.training_files.dpr import read_dpr, write_training_set
-from dpr.formats.training_files.other_toolkits import write_flag_embedding, write_tevatron
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, preparing
 from dpr.formats.training_files.squad import read_squad
 
@@ -45,11 +44,13 @@ WRITERS: dict[str, Callable[[Path, Iterable[TrainingSample], Note], int]] = {
 def look_at(path: Path) -> tuple[tuple[str, ...], str]:
     """Returns the names of the formats that fit the beginning of a file, or a folder's names; and a
     description of the content, for messages. A file without content fits DPR's."""
-    if path.is_dir() and ((path / "qrels").is_dir() or not is_arrow(path)):
-        return (("beir",) if (path / "qrels").is_dir() else ()), "folder"
+    if (path / "qrels").is_dir():
+        return ("beir",), "folder"
     if is_arrow(path):
         keys = set(column_names(path))
         return _fitting_records(keys) or ("columns",), _shown_keys(keys)
+    if path.is_dir():
+        return (), "folder"
     head = columns.head_of(path).lstrip()
     if not head:
         return ("dpr",), ""
@@ -136,6 +137,6 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
     )
 
 
-def read_rows(path: Path, options: ReadOptions, *, name: str = "") -> Iterator[SourceRow]:
-    """Yields the rows of a file in the format of this name, or in the one that ``format_of`` finds."""
-    return READERS[format_of(path, options, name=name)](path, options)
+def read_rows(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """Yields the rows of a file in the format that ``format_of`` finds."""
+    return READERS[format_of(path, options)](path, options)

@@ -8,9 +8,8 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.answers import checked_answers
-from dpr.formats.checked_values import text_of, title_of
-from dpr.formats.json_records import read_json_object
+from dpr.formats.record_fields import checked_answers, text_of, title_of
+from dpr.formats.record_files import read_json_object
 from dpr.formats.text_input import located
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
 from dpr.storage.untrusted import describe

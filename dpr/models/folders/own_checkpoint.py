@@ -10,8 +10,8 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.formats.checked_values import is_finite_number
 from dpr.formats.model_folder import CONFIG, look
+from dpr.formats.record_fields import is_finite_number
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import read_config, refuse_impossible_sizes
 from dpr.models.model_parts import ModelParts

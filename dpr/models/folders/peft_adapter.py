@@ -9,8 +9,8 @@ from typing import Any
 from dpr.core.errors import CheckpointError, InputError
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats import checkpoints
-from dpr.formats.checked_values import is_finite_number
 from dpr.formats.model_folder import ModelFolder, folder_or_name
+from dpr.formats.record_fields import is_finite_number
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
 from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata

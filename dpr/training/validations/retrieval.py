@@ -35,8 +35,7 @@ from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.metric_names import finest
 from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import read_qrels, require_judged
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import RunningSearch
 from dpr.indexer.ranking import RunningTopK, SearchResult, fuse_linear, to_rankings

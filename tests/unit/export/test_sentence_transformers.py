@@ -23,8 +23,7 @@ from dpr.export.library_check import edge_cases
 from dpr.export.merging import merged
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from examples.sentence_transformers_evaluator import evaluate

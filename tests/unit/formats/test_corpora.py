@@ -154,16 +154,6 @@ def test_a_record_says_where_its_passage_was_taken_from(
             "c.jsonl:1: a passage id of 1026 bytes",
         ),
         ("c.tsv", "1\t\xff\tt\n", None),
-        (
-            "c.jsonl",
-            '{"_id": "1", "text": "a"}\n{"text": "b"}\n',
-            "c.jsonl:2: no id among the keys text, expected one of _id, id,",
-        ),
-        (
-            "c.jsonl",
-            '{"_id": "1", "title": "a"}\n',
-            "c.jsonl:1: no text among the keys _id, title, expected one of text, contents,",
-        ),
         ("c.jsonl", '{"_id": "1", "text": 5}\n', "c.jsonl:1: text is the number 5"),
         ("c.jsonl", '{"_id": "1", "text": "a", "title": []}\n', "c.jsonl:1: title is an empty list"),
         ("c.jsonl", '{"_id": true, "text": "a"}\n', "c.jsonl:1: _id is the boolean True"),

@@ -14,10 +14,9 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.formats.corpora import read_passages
-from dpr.formats.qrels import read_qrels, require_judged
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.text_store import open_store
-from dpr.formats.training_files.registry import read_rows
+from dpr.formats.training_files.registry import READERS, format_of
 from dpr.formats.training_files.rows import ReadOptions
 
 PIECES = ["word", 'the "quoted" word', "\n", "\n\n", "\t", "'s", " ", '"', ",", ";", "x\ty\tz\n", 'end."']
@@ -72,7 +71,7 @@ def test_in_a_file_without_quoting_each_line_is_a_row(tmp_path: Path, width: int
         path.write_text("".join("\t".join(row[:width]) + "\n" for row in rows))
         assert passages_of(path) == rows
         if width == 2:
-            samples = read_rows(path, ReadOptions(open_store), name="pairs")
+            samples = READERS["pairs"](path, ReadOptions(open_store))
             assert [(row.sample.question, row.sample.positives[0].text) for row in samples if row.sample] == [
                 row[:2] for row in rows
             ]
@@ -198,7 +197,7 @@ def test_a_header_that_names_a_column_twice_is_refused_in_one_line(tmp_path: Pat
     row = header.replace("query", "who?").replace("ositive", "he").replace("note", "x")
     (tmp_path / "t.tsv").write_text(f"{header}\n{row}\n")
     with pytest.raises(InputError, match=r"t\.tsv: the header names the column positive twice; rename"):
-        list(read_rows(tmp_path / "t.tsv", ReadOptions(open_store), name="columns"))
+        list(READERS["columns"](tmp_path / "t.tsv", ReadOptions(open_store)))
     (tmp_path / "t.tsv").write_text("id\ttext\ttext\n1\ta\tb\n")
     with pytest.raises(InputError, match="the column text twice"):
         list(read_passages(tmp_path / "t.tsv"))
@@ -217,7 +216,7 @@ def test_a_repeated_column_that_nobody_reads_is_accepted(tmp_path: Path) -> None
     file.write_text("qid\tdocid\trel\ttitle\ttitle\nq\td\t1\tb\tc\n")
     assert read_qrels(file) == {"q": {"d": 1}}
     file.write_text("question\tpositive\tid\tid\nwho?\the\tb\tc\n")
-    (row,) = read_rows(file, ReadOptions(open_store), name="columns")
+    (row,) = READERS["columns"](file, ReadOptions(open_store))
     assert row.sample is not None and row.sample.question == "who?"
 
 
@@ -239,6 +238,7 @@ def test_judgements_of_no_question_are_refused() -> None:
 def test_a_training_header_says_where_columns_are(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / "rows"
     path.write_text(text)
-    (row,) = read_rows(path, ReadOptions(open_store), name=name)
+    options = ReadOptions(open_store)
+    (row,) = READERS[format_of(path, options, name=name)](path, options)
     assert row.sample is not None
     assert (row.sample.question, row.sample.positives[0].text) == ("who?", "he")

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.documents.decoding import decoded
+from dpr.formats.documents.converted import read_html
 from dpr.formats.documents.document import Document
 from dpr.formats.documents.files import READERS, read_document
-from dpr.formats.documents.html import read_html
 from dpr.formats.documents.markdown import read_markdown
-from dpr.formats.documents.plain_text import read_text
+from dpr.formats.documents.plain_text import decoded, read_text
 from dpr.formats.documents.tables import read_table
 from dpr.preparation.passages import cut
 
@@ -383,7 +382,7 @@ def test_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr("dpr.formats.documents.office.MOST_UNPACKED", 2**20)
+    monkeypatch.setattr("dpr.formats.documents.converted.MOST_UNPACKED", 2**20)
     file = tmp_path / f"bomb{suffix}"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("word/document.xml", bytes(2**22))

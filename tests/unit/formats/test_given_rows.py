@@ -19,30 +19,11 @@ from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_sets import open_training_set
 
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "dpr": [
-        {
-            "question": "a",
-            "answers": ["x"],
-            "positive_ctxs": [{"title": "T", "text": "p"}],
-            "hard_negative_ctxs": [{"text": "n"}],
-        }
-    ],
     "columns": [
         {"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"},
         {"query": "b", "positive": "q"},
     ],
     "labels": [{"query": "a", "passage": "p", "label": 1}, {"query": "a", "passage": "n", "label": 0}],
-    "tevatron": [
-        {
-            "query_id": "1",
-            "query": "a",
-            "positive_passages": [{"docid": "7", "text": "p"}],
-            "negative_passages": [],
-        }
-    ],
-    "flagembedding": [
-        {"query": "a", "pos": ["p"], "neg": ["n", "m"], "pos_scores": [0.5], "neg_scores": [0.25, 0.125]}
-    ],
     "squad": [
         {
             "data": [

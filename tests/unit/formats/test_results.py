@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
-from dpr.formats.results import Hit, RetrievedQuestion, write_results
-from dpr.formats.trec_runs import read_trec_run, write_trec_run
+from dpr.formats.results import Hit, RetrievedQuestion, read_trec_run, write_results, write_trec_run
 from tests.helpers.examples import examples
 from tests.helpers.results import read_results
 

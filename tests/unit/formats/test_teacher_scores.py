@@ -70,7 +70,6 @@ READ = [
     ("dpr", DPR, [[7.25], [0.125, None], [-3.0, None]]),
     ("flagembedding", FLAG_EMBEDDING, [[0.5], [-2.0, None], []]),
     ("tevatron", TEVATRON, [[5.5], [2.0, None], []]),
-    ("sentence-transformers", {**TEXTS, "label": [3.5, 1, -0.5]}, [[3.5], [1.0, -0.5], []]),
     ("sentence-transformers, scores", {**TEXTS, "scores": [1, 2, None]}, [[1.0], [2.0, None], []]),
     (
         "objects in columns",
@@ -115,9 +114,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
         ),
         TrainingSample("r", (passage("p", None),), (passage("n", None),)),
     ]
-    write = WRITERS[name]
-    assert write is not None
-    write(tmp_path / "out.jsonl", samples, None)
+    WRITERS[name](tmp_path / "out.jsonl", samples, None)
     options = ReadOptions(partial(open_store, cache_dir=tmp_path / "cache"))
     again = [row.sample for row in read_rows(tmp_path / "out.jsonl", options)]
     assert [scores_of(sample) for sample in again if sample] == [scores_of(sample) for sample in samples]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.text_store import open_store
-from dpr.formats.training_files.registry import WRITERS, format_of, read_rows
+from dpr.formats.training_files.registry import READERS, WRITERS, format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
 from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
@@ -40,7 +40,7 @@ QUICK = settings(
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
     given = ReadOptions(partial(open_store, cache_dir=path.parent / "cache"), **options)
-    return list(read_rows(path, given, name=format_name))
+    return list(READERS[format_of(path, given, name=format_name)](path, given))
 
 
 def samples_of(path: Path, format_name: str = "", **options: Any) -> list[TrainingSample]:
@@ -72,10 +72,6 @@ def with_ids(sample: TrainingSample) -> TrainingSample:
     )
 
 
-def as_tevatron(sample: TrainingSample) -> TrainingSample:
-    return with_ids(sample)
-
-
 def as_flag(sample: TrainingSample) -> TrainingSample:
     def plain(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
         return tuple(
@@ -101,9 +97,7 @@ def as_beir(sample: TrainingSample) -> TrainingSample:
 @pytest.mark.parametrize(
     ("name", "file", "expected"),
     [
-        ("dpr", "x.jsonl.gz", lambda sample: sample),
-        ("dpr", "x.json", lambda sample: sample),
-        ("tevatron", "x.jsonl", as_tevatron),
+        ("tevatron", "x.jsonl", with_ids),
         ("flagembedding", "x.jsonl", as_flag),
         ("beir", "x", as_beir),
     ],
@@ -121,9 +115,7 @@ def test_what_is_written_is_read_back(
     @given(samples=SAMPLES)
     def check(samples: list[TrainingSample]) -> None:
         path = tmp_path_factory.mktemp("round") / file
-        write = WRITERS[name]
-        assert write is not None
-        assert write(path, samples) == len(samples)
+        assert WRITERS[name](path, samples, None) == len(samples)
         assert format_of(path, ReadOptions(open_store)) == name
         assert samples_of(path) == [expected(sample) for sample in samples]
 
@@ -290,12 +282,6 @@ def test_ids_without_a_corpus_say_what_is_missing(tmp_path: Path) -> None:
     assert "corpus=corpus.jsonl" in str(row.error)
     with pytest.raises(ConfigError, match=r"queries=.* corpus="):
         rows_of(lines(tmp_path / "t.tsv", "a\tb\tc"), corpus=lines(tmp_path / "c.tsv", "7\tx"))
-
-
-def test_an_id_used_twice_in_a_corpus_is_refused(tmp_path: Path) -> None:
-    corpus = lines(tmp_path / "c.tsv", "7\tx", "8\ty", "7\tz")
-    with pytest.raises(InputError, match=r"c\.tsv:3: the id '7' is already used at line 1"):
-        rows_of(lines(tmp_path / "t.tsv", "7\t7\t8"), "triples", corpus=corpus, queries=corpus)
 
 
 def test_rows_of_one_question_become_one_sample(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files import rows as row_readers
 from dpr.formats.training_files.dpr import write_training_set
-from dpr.formats.training_files.usable_rows import Counts
+from dpr.formats.training_files.rows import Counts
 from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
 from tests.helpers.patience import patient

@@ -104,18 +104,6 @@ def test_codes_are_verified_continued_and_refused_like_numbers(tmp_path: Path) -
         VectorShardWriter(target, metadata={"model_fingerprint": "m"}, dimension=48)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [(np.nan, "not finite"), (np.inf, "not finite"), (0.0, "all zero"), (1e-41, "all zero")],
-)
-def test_vectors_that_codes_cannot_hold_are_refused(tmp_path: Path, value: float, message: str) -> None:
-    vectors = np.ones((9, 5), dtype="f4")
-    vectors[[2, 5]] = value
-    writer = VectorShardWriter(tmp_path / "v_0", metadata={}, dimension=5, dtype="int8")
-    with pytest.raises(InputError, match=f"2 of 9 vectors are {message}.*first ids: k2, k5"):
-        writer.write_chunk(0, [f"k{row}" for row in range(9)], vectors)
-
-
 def test_vectors_of_all_number_types_are_searched_together(tmp_path: Path) -> None:
     for place, dtype in enumerate(DTYPES):
         _shard(tmp_path / f"v_{dtype}", dtype, start=1000 * place, rows=100)

@@ -172,13 +172,17 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         writer(tmp_path / "X_1")
 
 
-def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(tmp_path: Path) -> None:
-    made = writer(tmp_path / "X_0", dtype="float16")
+@pytest.mark.parametrize(("dtype", "large", "small"), [("float16", 1e6, 1e-9), ("int8", np.inf, 1e-41)])
+def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(
+    tmp_path: Path, dtype: str, large: float, small: float
+) -> None:
+    made = writer(tmp_path / "X_0", dtype=dtype)
     for value, message in (
         (np.nan, "not finite"),
         (np.inf, "not finite"),
-        (1e6, "not finite as float16"),
+        (large, f"not finite as {dtype}"),
         (0.0, "all zero"),
+        (small, "all zero"),
     ):
         bad = vectors(9)
         bad[[2, 5]] = value

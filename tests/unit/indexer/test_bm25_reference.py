@@ -11,8 +11,7 @@ import pytest
 
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.corpora import read_passages
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Texts

@@ -12,7 +12,7 @@ import pytest
 
 from dpr.core.records import Passage
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats.qrels import read_qrels
+from dpr.formats.question_sets import read_qrels
 from dpr.integrations.mteb import MtebModel
 from dpr.retrieval.dense import DenseSide
 from tests.helpers.indexes import exact_index

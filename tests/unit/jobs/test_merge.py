@@ -14,8 +14,7 @@ from dpr.core.records import Passage, Question
 from dpr.export.merging import merged
 from dpr.formats import checkpoints
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.jobs import merge
 from dpr.jobs.merge import mixed
 from dpr.models.biencoder import BiEncoder

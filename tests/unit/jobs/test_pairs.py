@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpr.formats.corpora import read_passages
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.training_sets import open_training_set
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.jobs import explain, raising, train

@@ -18,8 +18,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Origin
 from dpr.formats.corpora import read_passages
 from dpr.formats.documents.document import Block, Section
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.training_sets import open_training_set
 from dpr.preparation.document_questions import made_questions, without_questions, words_of
 from dpr.preparation.folder_data import prepare_folder

@@ -15,8 +15,7 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.formats.qrels import write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
 from tests.helpers.jobs import retrieve

@@ -12,9 +12,8 @@ import pytest
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
-from dpr.formats.qrels import read_qrels, write_qrels
-from dpr.formats.question_sets import read_questions, write_questions
-from dpr.formats.yaml_files import read_yaml
+from dpr.formats.question_sets import read_qrels, read_questions, write_qrels, write_questions
+from dpr.formats.text_input import read_yaml
 from dpr.retrieval.suites import read_suite
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import evaluate as main

@@ -10,7 +10,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.formats.metrics_files import read_metrics
-from dpr.formats.trec_runs import read_trec_run
+from dpr.formats.results import read_trec_run
 
 NAMES = "rivers mountains planets cheese bridges".split()
 TEXTS = [f"The {name} of the {side} are old" for side in ("north", "south") for name in NAMES]

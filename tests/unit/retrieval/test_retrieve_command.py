@@ -16,9 +16,8 @@ from dpr.evaluation.answer_match import has_answer
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.evaluation.runs import Retrieval
 from dpr.formats.metrics_files import read_metrics
-from dpr.formats.qrels import read_qrels, write_qrels
-from dpr.formats.question_sets import write_questions
-from dpr.formats.trec_runs import read_trec_run
+from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
+from dpr.formats.results import read_trec_run
 from dpr.indexer.ranking import to_rankings
 from dpr.storage.durable import durable_folder, read_manifest, write_manifest
 from tests.helpers.indexes import exact_index

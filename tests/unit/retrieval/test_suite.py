@@ -16,10 +16,9 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.evaluation.evaluator import Evaluator
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
-from dpr.formats.qrels import read_qrels, write_qrels
-from dpr.formats.question_sets import write_questions
+from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
+from dpr.formats.results import read_trec_run
 from dpr.formats.training_files.dpr import write_training_set
-from dpr.formats.trec_runs import read_trec_run
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.suites import read_suite
 from tests.helpers.jobs import compare, retrieve

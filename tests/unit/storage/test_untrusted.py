@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
-from dpr.formats import json_records
-from dpr.formats.json_records import iter_json_records
+from dpr.formats import record_files
+from dpr.formats.record_files import iter_json_records
 from dpr.storage import untrusted
 from dpr.storage.durable import read_json
 from dpr.storage.untrusted import MAX_DEPTH, TooDeepError, parsed, require_shallow
@@ -65,7 +65,7 @@ DEEP = "[" * (MAX_DEPTH + 50) + "]" * (MAX_DEPTH + 50)
 
 @pytest.mark.parametrize("window", [64, 2**20])
 def test_no_reader_recurses_deeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setattr(json_records, "_WINDOW", window)
+    monkeypatch.setattr(record_files, "_WINDOW", window)
     file = tmp_path / "x.json"
     file.write_text('{"a": ' + DEEP + "}")
     (record,) = iter_json_records(file)

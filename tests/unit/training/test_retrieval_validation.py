@@ -17,8 +17,7 @@ import pytest
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
-from dpr.formats.qrels import read_qrels
-from dpr.formats.question_sets import read_questions
+from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.training.assembly import extensions_of
 from dpr.training.compute import shard

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
-from dpr.formats import json_records
-from dpr.formats.json_records import iter_json_records, read_json_object
+from dpr.formats import record_files
+from dpr.formats.record_files import iter_json_records, read_json_object
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -58,7 +58,7 @@ def test_streaming_gives_what_json_loads_gives(
         lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
         path.write_text("\n".join(lines), encoding="utf-8", newline="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_records, "_WINDOW", window)
+        patch.setattr(record_files, "_WINDOW", window)
         assert read(path) == objects
 
 
@@ -157,7 +157,7 @@ def test_only_escapes_are_nul_wherever_the_text_is_cut(
     texts = ["\0", "\\u0000", "\\\0", "\\\\u0000", "a\0\0b\\"]
     (tmp_path / "x").write_text(json.dumps([{"a": text} for text in texts]))
     for window in range(1, 9):
-        monkeypatch.setattr(json_records, "_WINDOW", window)
+        monkeypatch.setattr(record_files, "_WINDOW", window)
         assert [record["a"] for record in read(tmp_path / "x")] == [text.replace("\0", " ") for text in texts]
 
 
@@ -209,7 +209,7 @@ def test_what_is_no_object_is_refused(tmp_path: Path, content: str, message: str
 
 
 def test_an_object_of_half_a_gigabyte_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpr.formats.json_records.MAX_JSON_BYTES", 10)
+    monkeypatch.setattr("dpr.formats.record_files.MAX_JSON_BYTES", 10)
     file = tmp_path / "x"
     file.write_text('{"a": "1234567"}')
     with pytest.raises(InputError, match="more than 10 bytes"):
