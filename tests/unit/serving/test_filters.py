@@ -21,7 +21,7 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import IndexTexts
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.indexes import exact_index
 from tests.helpers.serving import Gate, asked_together, served
 from tests.unit.retrieval.conftest import World
