@@ -36,7 +36,7 @@ from dpr.formats.corpora import read_passages, write_passages
 from dpr.formats.question_sets import read_qrels
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 
 METRIC = "ndcg@10"
 MOST_QUESTIONS = 2500
@@ -144,7 +144,7 @@ def by_words(questions: list[str], passages: list[Passage]) -> list[Ranking]:
     """The passages that BM25 finds."""
     ids = (str(passage.id) for passage in passages)
     texts = (f"{passage.title} {passage.text}" for passage in passages)
-    return to_rankings(Bm25Index.build(Texts(ids, texts)).search(questions, DEPTH))
+    return to_rankings(Bm25Index.build(IndexTexts(ids, texts)).search(questions, DEPTH))
 
 
 def encoded(name: str, made: Collection, model_folder: Path, out: Path) -> tuple[Path, Tensor]:

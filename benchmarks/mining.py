@@ -39,7 +39,8 @@ from dpr.mining.blocks import run_job
 from dpr.mining.negatives import Mining
 from dpr.mining.search import DenseSearch, MiningCorpus
 from dpr.mining.settings import MiningSettings
-from dpr.storage.durable import read_json, write_json
+from dpr.storage.durable import write_json
+from dpr.storage.untrusted import read_json
 
 OURS = "dpr mine"
 OURS_WITHOUT = "dpr mine, without the check for near-duplicates"

@@ -20,7 +20,8 @@ try:
     from benchmarks.gpu import caching, checks, decoder, embedding, memory, searching, training
     from benchmarks.gpu.record import Record
     from benchmarks.gpu.workload import REHEARSAL, Sizes
-    from dpr.storage.durable import read_json, write_json
+    from dpr.storage.durable import write_json
+    from dpr.storage.untrusted import read_json
 except ImportError as error:
     needed = error.name or "another version of a package"
     sys.exit(

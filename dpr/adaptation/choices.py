@@ -12,9 +12,8 @@ from dpr.adaptation.folder import AdaptFolder
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
-from dpr.formats.checkpoints import is_checkpoint
-from dpr.formats.run_folders import resolve_checkpoint
 from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.models.folders.layouts import layout_of
 from dpr.models.sources import files_of_model, local_model
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.storage.checksums import content_sha256
@@ -94,8 +93,8 @@ def will_fit(config: AdaptSettings) -> bool:
 
 def states_vectors(model_file: str) -> bool:
     """True if a model states how a text becomes a vector."""
-    folder = Path(model_file)
-    return is_checkpoint(resolve_checkpoint(folder)) or (folder / "modules.json").is_file()
+    layout, _ = layout_of(Path(model_file))
+    return layout is not None and layout.states_vectors
 
 
 def clearly_best(reached: Mapping[str, float], default: str) -> str:

@@ -25,7 +25,8 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.formats.run_folders import RUN_FILE, write_run
 from dpr.models.biencoder import BiEncoder
 from dpr.preparation.settings import NewEncoderSettings
-from dpr.storage.durable import read_json, write_json
+from dpr.storage.durable import write_json
+from dpr.storage.untrusted import read_json
 
 RESULT = "adapted.json"
 FITTED = "fitted"

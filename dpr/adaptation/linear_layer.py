@@ -21,7 +21,7 @@ from dpr.core.logs import counted
 from dpr.data.pairs import PseudoPairs
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import fuse_linear, to_rankings
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.models.biencoder import BiEncoder
 
 # Measured on eight collections (benchmarks/results/adapt_trained.md).
@@ -60,7 +60,9 @@ def add_fitted_layer(
     # The hybrid's scores (Q, N) of the passages for each question. Passages that neither side lists have 0,
     # as does the passage that the question was cut from.
     names = [str(row) for row in range(len(passages))]
-    words = Bm25Index.build(Texts(iter(names), (f"{passage.title} {passage.text}" for passage in passages)))
+    words = Bm25Index.build(
+        IndexTexts(iter(names), (f"{passage.title} {passage.text}" for passage in passages))
+    )
     targets = torch.zeros(len(questions), len(passages))
     depth = min(_DEPTH, len(passages))
     steps = range(0, len(questions), _BATCH_SIZE)

@@ -8,7 +8,7 @@ from dpr.adaptation.choices import DEPTH
 from dpr.adaptation.folder import AdaptFolder
 from dpr.core.errors import InputError
 from dpr.retrieval.indexes import index_choice, open_text_index
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.settings import IndexerConfig
 from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.durable import remove_folder

@@ -26,10 +26,11 @@ from dpr.core.settings import Settings, drop_unused, leaves
 from dpr.core.stopping import SignalBlock, describe
 from dpr.formats.run_folders import RUN_FILE
 from dpr.formats.verification import problems_below
-from dpr.storage.durable import read_json, remove_folder, write_json
+from dpr.storage.durable import remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.locks import LOCK_FILE, locked
 from dpr.storage.outputs import require_writable
+from dpr.storage.untrusted import read_json
 
 logger = get_logger(__name__)
 

@@ -130,7 +130,8 @@ def check_keys(
             continue
         elif folders and key not in known and (old := translate(key, value, known)):
             warnings.append(old[1])
-            kept.extend([old[0]] if old[0] else [])
+            if old[0]:
+                kept.append(old[0])
         elif group := group_options(key.partition("@")[0], folders):
             kept.append(override)
             is_name = (
@@ -160,13 +161,12 @@ def check_keys(
                 + (f"; did you mean {here}?" if here else suggestion(key, known, otherwise=hint(key)))
             )
     if problems:
-        rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []
-        rest += (
-            [f"{program} --help=all lists all settings"]
-            if any(problem.startswith("unknown") for problem in problems)
-            else []
-        )
-        raise ConfigError("\n".join(problems[:_SHOWN] + rest))
+        lines = problems[:_SHOWN]
+        if len(problems) > _SHOWN:
+            lines.append(f"and {len(problems) - _SHOWN} more like these")
+        if any(problem.startswith("unknown") for problem in problems):
+            lines.append(f"{program} --help=all lists all settings")
+        raise ConfigError("\n".join(lines))
     return kept, list(dict.fromkeys(warnings))
 
 

@@ -169,14 +169,15 @@ class BiEncoderBatch(_Batch):
     ``contexts`` holds each distinct passage of the rank once (C sequences). The N = B * (1 + hard + other)
     context *slots* state how often and for which question a passage was listed: ``context_row`` (N,) indexes
     ``contexts``; ``context_valid`` (N,) bool is False for slots that only pad the shape. N is the same on all
-    ranks. ``context_ids`` (N, 2) int64 is the judgement identity of each slot. ``positive_idx`` (B,) is the
+    ranks. ``context_ids`` (N, 2) int64 is the passage identity of each slot. ``positive_idx`` (B,) is the
     slot of each question's positive. ``known_positive_ids`` (B, K, 2) with ``known_positive_valid`` (B, K)
     are the identities of all passages known to answer the question. ``loss_weights`` (B,) float64 multiply
     the loss of each question. ``teacher_scores`` (N,) float32 are a teacher's scores of the slots for their
     questions, NaN for a slot without one; None if no slot of this rank has one, whatever other ranks have.
 
-    Lengths and all tensors but tokens, ``context_row`` and ``loss_weights`` always stay on the host: candidates
-    are found there (``dpr.losses.candidates``), and the spread of ``teacher_scores`` is checked there.
+    ``context_valid``, ``context_ids``, ``positive_idx``, ``known_positive_ids`` and ``known_positive_valid``
+    always stay on the host, as lengths do: candidates are found there (``dpr.losses.candidates``). So do
+    ``teacher_scores``, whose spread is checked there.
     """
 
     questions: TokenBatch
@@ -190,8 +191,8 @@ class BiEncoderBatch(_Batch):
     loss_weights: Tensor
     encoder_type: str = ""
     datasets: tuple[int, ...] = field(default=())
-    """The data set of each question and, in ``rows``, its row number there, for metrics by data set and for
-    messages."""
+    """The data set of each question and, in ``rows``, its row number there, for losses by data set and for
+    messages. The loss does not depend on them."""
     rows: tuple[int, ...] = field(default=())
     teacher_scores: Tensor | None = None
 

@@ -118,7 +118,7 @@ def configure_by_default(*, rank: int = 0) -> None:
     logger.handlers[0].addFilter(lambda record: not logging.getLogger().handlers)
 
 
-class Progress:
+class ProgressBar:
     """Counts items of ``total``, of which ``done`` were finished before; with the unit MB, it counts bytes.
     ``quiet`` is for ranks other than 0; None means quiet unless messages of this package are shown.
 
@@ -126,7 +126,7 @@ class Progress:
     the reading of a file whose passages are being embedded, shows nothing.
     """
 
-    _shown: ClassVar[Callable[[], Progress | None]] = lambda: None
+    _shown: ClassVar[Callable[[], ProgressBar | None]] = lambda: None
 
     def __init__(
         self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool | None = False
@@ -142,10 +142,10 @@ class Progress:
         self._bar: Any = None
         if quiet is None:
             quiet = not logger.isEnabledFor(logging.INFO)
-        self._quiet = quiet or Progress._shown() is not None
+        self._quiet = quiet or ProgressBar._shown() is not None
         if not self._quiet:
             # weak, so that one that nobody closed does not silence all others
-            Progress._shown = weakref.ref(self)
+            ProgressBar._shown = weakref.ref(self)
 
     def advance(self, items: int, tokens: int = 0) -> None:
         """Adds finished items and their tokens."""
@@ -210,8 +210,8 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        if Progress._shown() is self:
-            Progress._shown = lambda: None
+        if ProgressBar._shown() is self:
+            ProgressBar._shown = lambda: None
 
 
 def counted(
@@ -232,7 +232,7 @@ def counted(
         total = items.stop
     elif total is None:
         total = len(items)  # type: ignore[arg-type]
-    progress = Progress(what, total, unit=unit, quiet=None)
+    progress = ProgressBar(what, total, unit=unit, quiet=None)
     step = max(1, total // 1000)  # with millions of small items, not every one looks at the clock
     finished = 0
     try:
@@ -253,7 +253,7 @@ class WatchedFile(io.FileIO):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         size = os.fstat(self.fileno()).st_size
-        self._progress = Progress(f"reading {path.name}", size, unit="MB", quiet=None)
+        self._progress = ProgressBar(f"reading {path.name}", size, unit="MB", quiet=None)
 
     def readinto(self, buffer: Any) -> int:
         size = super().readinto(buffer)

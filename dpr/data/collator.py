@@ -21,10 +21,10 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import check_room, decorate_passage, normalize_passage
 from dpr.data.training_data import AnyPassage, AnySample
 
-Identity = tuple[int, int]
+PassageIdentity = tuple[int, int]
 
 
-def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> Identity:
+def passage_identity(passage: AnyPassage | KnownDocument, namespace: str) -> PassageIdentity:
     """Returns 64 bits of a passage's id within ``namespace``, and 63 bits of its title and text as a negative
     number. Without an id, it returns the latter twice.
 
@@ -123,14 +123,12 @@ class Collator:
         context_row = [
             0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts
         ]
-        namespaces = [row.namespace for row in rows for _ in range(width)]
-        pairs = zip(slots, namespaces, strict=True)
         identities = [
-            (0, 0) if passage is None else judgement_identity(passage, namespace)
-            for passage, namespace in pairs
+            (0, 0) if passage is None else passage_identity(passage, rows[slot // width].namespace)
+            for slot, passage in enumerate(slots)
         ]
         known_ids, known_valid = identity_table(
-            [[judgement_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]
+            [[passage_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]
         )
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
@@ -251,18 +249,15 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
     return next(iter(names), "")
 
 
-def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Tensor]:
+def identity_table(identities: Sequence[Sequence[PassageIdentity]]) -> tuple[Tensor, Tensor]:
     """Returns the identities of each row without repetitions, (B, K, 2), and their validity (B, K). K is the
     maximum number of identities in a row."""
     distinct = [list(dict.fromkeys(of_row)) for of_row in identities]
     most = max(map(len, distinct), default=0)
-    ids = np.zeros((len(distinct), most, 2), dtype=np.int64)
-    valid = np.zeros((len(distinct), most), dtype=bool)
-    for index, row in enumerate(distinct):
-        if row:
-            ids[index, : len(row)] = row
-            valid[index, : len(row)] = True
-    return torch.from_numpy(ids), torch.from_numpy(valid)
+    filled = [row + [(0, 0)] * (most - len(row)) for row in distinct]
+    counts = torch.tensor([[len(row)] for row in distinct], dtype=torch.int64).reshape(-1, 1)
+    ids = torch.tensor(filled, dtype=torch.int64).reshape(len(distinct), most, 2)
+    return ids, torch.arange(most) < counts
 
 
 class Selection(NamedTuple):

@@ -49,12 +49,13 @@ def data_row(
     """Reads one row of a set. In training, with a ``seed``, a set that draws its samples gives the one of
     this pass over it."""
     drawn = getattr(source, "drawn", None)  # of a set whose rows give another sample in each pass over it
-    if seed is not None and drawn is not None:
+    if seed is None or drawn is None:
+        sample = source[number]
+        known = source.known_positives(number)
+    else:
         sample = drawn(number, generator_for(PAIRS, seed, pass_number, dataset, number))
-        return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, pass_number)
-    return DataRow(
-        source[number], number, source.known_positives(number), source.name, options, dataset, pass_number
-    )
+        known = (known_document(sample),)
+    return DataRow(sample, number, known, source.name, options, dataset, pass_number)
 
 
 class GlobalBatchDataset(Dataset[BiEncoderBatch]):
@@ -103,9 +104,7 @@ def cut_into_batches(
     sampling = with_weights_of_sets(sampling or Sampling(), sets)
     num_rows = [len(source) for source in sources]
     names = [source.name for source in sources]
-    features = None
-    if sampling.group_by_words:
-        features = [row_words(source) for source in sources]
+    features = [row_words(source) for source in sources] if sampling.group_by_words else None
     share: dict[str, Any] = {
         "global_batch_size": global_batch_size,
         "seed": seed,

@@ -71,9 +71,9 @@ class Tensorizer:
                     f" to {needed} or more"
                 )
         self.text = TextSettings()
-        """Prompts, title template and apostrophe rule; ``present`` replaces them."""
+        """Prompts, title template and apostrophe rule; ``set_text_settings`` replaces them."""
 
-    def present(self, text: TextSettings) -> None:
+    def set_text_settings(self, text: TextSettings) -> None:
         """Replaces the prompts, the title template and the apostrophe rule.
 
         Raises:

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from dpr.core.cores import usable_cores
 from dpr.core.errors import ConfigError, OutputError
-from dpr.core.logs import Progress, get_logger
+from dpr.core.logs import ProgressBar, get_logger
 from dpr.core.records import (
     PassageTokens,
     StoredPassage,
@@ -33,7 +33,7 @@ from dpr.core.records import (
     TrainingSample,
     json_sha256,
 )
-from dpr.data.collator import as_encoded, judgement_identity, teacher_scores
+from dpr.data.collator import as_encoded, passage_identity, teacher_scores
 from dpr.data.cuts import Cut, Words
 from dpr.data.loader import WorkerLoader
 from dpr.data.pairs import DrawnPairs, PseudoPairs
@@ -83,7 +83,7 @@ class _Stored:
                 return False
             for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
                 given = [as_encoded(passage, options) for passage in theirs]
-                identities = [judgement_identity(passage, self.name) for passage in theirs]
+                identities = [passage_identity(passage, self.name) for passage in theirs]
                 if (
                     tensorizer.passage_tokens(ours) != tensorizer.passage_tokens(given)
                     or [passage.identity for passage in ours] != identities
@@ -119,7 +119,7 @@ class StoredTokens(_Stored):
         new = [passage for passage in dict.fromkeys(listed) if passage not in part.numbers]
         encoded: Any = [as_encoded(passage, options) for passage in new]
         for passage, (title, body) in zip(new, tensorizer.passage_parts(encoded), strict=True):
-            identity = judgement_identity(passage, text.name)
+            identity = passage_identity(passage, text.name)
             part.numbers[passage] = part.add_passage(PassageTokens(title, body, identity, passage.has_score))
         questions = [tensorizer.question_text(sample.question, **options.of_questions) for sample in samples]
         for sample, question in zip(samples, tensorizer.bare_tokens(questions), strict=True):
@@ -348,7 +348,7 @@ def _build(folder: Path, metadata: StoreFacts, parts: _Parts) -> None:
     done = steps.finished_steps()
     missing = [number for number in range(len(parts.ends)) if number not in done]
     total = parts.ends[-1]
-    progress = Progress(
+    progress = ProgressBar(
         f"tokenising {parts.text.name}",
         total,
         unit="rows",

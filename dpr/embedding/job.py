@@ -28,7 +28,7 @@ from dpr.core.distributed import (
     sum_over_ranks,
 )
 from dpr.core.errors import InputError, LostRankError
-from dpr.core.logs import Progress, get_logger
+from dpr.core.logs import ProgressBar, get_logger
 from dpr.core.records import json_sha256
 from dpr.embedding.encode import CorpusTokens, TokenBudget, default_batch_tokens, encode_within_memory
 from dpr.embedding.settings import EmbedConfig
@@ -157,7 +157,7 @@ def _embed_chunks(
     mine = missing[ranks.rank :: ranks.world_size]
     lost = sum(len(corpus.rows_of(number)) for number in missing)
     total = corpus.num_passages
-    progress = Progress("embedding", total, done=total - lost, quiet=not ranks.is_main)
+    progress = ProgressBar("embedding", total, done=total - lost, quiet=not ranks.is_main)
     prepared = corpus.read(mine)
     # In DPR, batch_size is a number of passages, whatever their length.
     tokens_of_batch = config.batch_size * model.settings.sequence_length

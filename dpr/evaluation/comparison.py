@@ -32,7 +32,7 @@ _HEADINGS = "first,second,difference,95 % interval,t test,randomisation,Holm,det
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricDifference:
     """Difference of one metric between a run and the first run.
 
     ``adjusted`` is the p-value of the randomisation test, adjusted by Holm's method over the family.
@@ -81,7 +81,9 @@ def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> l
     return list(wanted) or [name for name in tested_columns() if name in common] or common
 
 
-def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence[str]) -> list[Difference]:
+def differences(
+    sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence[str]
+) -> list[MetricDifference]:
     """Compares every run of every set with the set's first run, in every metric. With several sets, the means
     over sets are compared too. All of these tests are one family.
 
@@ -111,7 +113,9 @@ def differences(sets: Mapping[str, Mapping[str, PerQuestion]], metrics: Sequence
     tests = [paired_test(*pairs) for pairs in family.values()]
     moved = [test for test in tests if test.difference or test.detectable]  # the others cannot find anything
     adjusted = dict(zip(moved, holm([test.p_flips for test in moved]), strict=True))
-    return [Difference(*key, test, adjusted.get(test, 1.0)) for key, test in zip(family, tests, strict=True)]
+    return [
+        MetricDifference(*key, test, adjusted.get(test, 1.0)) for key, test in zip(family, tests, strict=True)
+    ]
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:
@@ -126,7 +130,7 @@ def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[C
     return sorted(changed, key=lambda one: -abs(one.second - one.first))[:_NUM_CHANGED]
 
 
-def difference_table(differences: Sequence[Difference]) -> str:
+def difference_table(differences: Sequence[MetricDifference]) -> str:
     """Returns a table with one line for each difference; the line names the set and the run if there are
     several."""
     has_sets = len({one.question_set for one in differences}) > 1

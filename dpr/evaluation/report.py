@@ -216,11 +216,11 @@ def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
     title = "Accuracy@k: a right passage among the first k"
     rows = []
     for one in runs:
+        each = one.file.each
         ends = {}
         for name in metrics:
-            if one.file.each and (values := one.file.each.values.get(name)):
-                found = estimate([value for value in values if value is not None])
-                ends[name] = found.ends
+            if each and name in each.values and (judged_values := each.judged(name)):
+                ends[name] = estimate([*judged_values.values()]).ends
         rows.append((one.label, one.file.metrics, ends))
     return {
         "heading": ", ".join(part for part in (runs[0].file.question_set, counted) if part),

@@ -15,8 +15,7 @@ from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE
 from dpr.formats.metrics_files import MetricsFile
 from dpr.formats.record_fields import is_finite_number
 from dpr.formats.run_folders import METRICS_LINES, RUN_FILE, VERDICT_FILE, metrics_lines, metrics_problems
-from dpr.storage.durable import read_json
-from dpr.storage.untrusted import is_below, leads_inside, parsed
+from dpr.storage.untrusted import is_below, leads_inside, parsed, read_json
 
 _CATALOGUES = ("datasets", "ctx_sources")
 
@@ -53,12 +52,9 @@ class Retrieval:
         """Returns the number of questions by the rank of their first right passage; the last number counts
         those without one. Empty if ranks were not kept or are damaged."""
         ranks = self.file.report.get("first_right_rank")
-        if not isinstance(ranks, dict):
+        if not isinstance(ranks, dict) or not _list(ranks.get("counts")):
             return []
-        counts = _list(ranks.get("counts"))
-        if not counts:
-            return []
-        counts = [*counts, ranks.get("not_found")]
+        counts = [*ranks["counts"], ranks.get("not_found")]
         return counts if all(type(count) is int and count >= 0 for count in counts) else []
 
     @property

@@ -89,7 +89,7 @@ def symptoms(run: Training) -> Iterator[Symptom]:
             "The vectors collapse",
             f"the effective rank of a global batch's passages was {max(ranks):.1f} and is {ranks[-1]:.1f}: they all have"
             " nearly the same vector",
-            "start anew with a lower train.learning_rate, a tenth of it, or more train.warmup_steps",
+            "restart with a lower train.learning_rate, a tenth of it, or more train.warmup_steps",
         )
 
     # The metric that chooses the best checkpoint, at each step; the sign is 1 if higher values of it are

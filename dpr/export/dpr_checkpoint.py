@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.export.towers import refuse
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.models.biencoder import BiEncoder
-from dpr.models.folders.original_dpr import file_weights
+from dpr.models.folders.original_dpr import TOWERS
 from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
@@ -96,6 +99,25 @@ def export_dpr_file(
     with output(target, made_of, overwrite=None) as is_missing:
         if is_missing:
             write_dpr_checkpoint(
-                target, file_weights(model.weights(), shared=settings.shared), params, note=made_of
+                target, _file_weights(model.weights(), shared=settings.shared), params, note=made_of
             )
             logger.info("%s written", target)
+
+
+def _file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
+    """Renames weights for the original's loader, which requires both towers and their poolers. The poolers
+    are zero; nothing uses them."""
+    named = {
+        name.replace("_model.backbone.", "_model.", 1): tensor
+        for name, tensor in weights.items()
+        if name.startswith(TOWERS)
+    }
+    if shared:
+        named |= {
+            name.replace("question_model.", "ctx_model.", 1): tensor.clone() for name, tensor in named.items()
+        }
+    for tower in TOWERS:
+        words = named[f"{tower}.embeddings.word_embeddings.weight"]
+        named[f"{tower}.pooler.dense.weight"] = words.new_zeros(words.shape[1], words.shape[1])
+        named[f"{tower}.pooler.dense.bias"] = words.new_zeros(words.shape[1])
+    return named

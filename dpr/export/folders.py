@@ -3,13 +3,19 @@ name. An exported model must give the same vectors there as here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.logs import get_logger
-from dpr.export.formats import format_of
-from dpr.export.library_check import check
+from dpr.core.machine import version_of
+from dpr.core.records import Passage
+from dpr.data.tensorizer import Tensorizer
+from dpr.export.formats import Format, format_of
 from dpr.export.merging import merged
 from dpr.export.model_card import README, CardMetadata, model_card
 from dpr.models.backbones import quiet_loading
@@ -18,6 +24,34 @@ from dpr.storage.durable import durable_file, durable_folder
 from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
+
+_SHORT = (
+    "what is a dense retriever",
+    "who wrote the paper?",
+    "Who's there? It's me, isn't it",
+    "Who\u2019s there? It\u2019s me, isn\u2019t it",
+    "\u00dcn\u00efc\u00f6d\u00e9: na\u00efve caf\u00e9 Stra\u00dfe \u2014 \u201equoted\u201c",
+    "\u4e2d\u6587 \u65e5\u672c\u8a9e \u30c6\u30b9\u30c8 \U0001f600",
+    "tabs\tand\nlines",
+    'an "odd" <tag> & {braces} 1,234.5 % #x@y.z',
+    "a",
+)
+
+
+class Difference(NamedTuple):
+    """Largest difference of a number of a vector, in the format's units; the number of texts; and the version
+    of the other library."""
+
+    largest: float
+    texts: int
+    version: str
+
+
+class EdgeCases(NamedTuple):
+    """Texts that both libraries encode."""
+
+    questions: list[str]
+    passages: list[Passage]
 
 
 def export_folder(
@@ -72,3 +106,79 @@ def write_once(target: Path, made_of: dict[str, Any], model: BiEncoder, fill: Ca
             logger.info(
                 "%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension
             )
+
+
+def edge_cases(tensorizer: Tensorizer) -> EdgeCases:
+    """Returns questions and passages on which two libraries usually differ: none, one word, longer than the window, with and
+    without a title, a title longer than the window, apostrophes, accents, other scripts. Numbers of words
+    vary widely, so that batches are padded.
+
+    If the tokenizer adds no token to an empty text, libraries differ on it, and no empty text is included.
+    """
+    rng = random.Random(0)
+    special = set(tensorizer.tokenizer.all_special_ids)
+    ids = sorted(token for token in tensorizer.tokenizer.get_vocab().values() if token not in special)
+
+    def words(count: int) -> str:
+        return " ".join(tensorizer.tokenizer.decode(rng.choices(ids, k=count)).split())
+
+    lengths = (3, 7, 12, tensorizer.sequence_length // 2)
+    short = [text for text in (*_SHORT, *(words(count) for count in lengths for _ in range(2))) if text]
+    long = words(2 * tensorizer.sequence_length)
+    texts = [*short, long]
+    passages = [Passage(text) for text in texts]
+    passages += [Passage(text, title) for text, title in zip(short[1:], short[:-1], strict=True)]
+    passages += [Passage(long, short[0]), Passage(short[0], long), Passage(long, long)]
+    if tensorizer.tokenizer("", add_special_tokens=True)["input_ids"]:
+        texts = [*texts, ""]
+        passages = [*passages, Passage(""), Passage("", texts[0])]
+    return EdgeCases(texts, passages)
+
+
+def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference | None:
+    """Encodes the ``edge_cases`` with the library that a folder is for and here. Returns None, with a warning, if that
+    library is not installed.
+
+    Raises:
+        InputError: a vector differs by more than the format allows.
+    """
+    library = form.library
+    version = version_of(library)
+    if version is None:
+        logger.warning("not checked, since %s is not installed: pip install %s", library, library)
+        return None
+    questions, passages = edge_cases(model.tensorizer)
+    untitled = [passage for passage in passages if not passage.title]
+    titled = [passage for passage in passages if passage.title]
+    lists: list[tuple[str, Sequence[Any]]] = [("question", questions), ("ctx", untitled), ("ctx", titled)]
+    worst = 0.0
+    for side, texts in lists:
+        expected = model.encode_questions(texts) if side == "question" else model.encode_passages(texts)
+        try:
+            found = form.encode(folder, side, texts)
+        except DprError:
+            raise
+        except Exception as error:  # another library raises anything
+            raise InputError(
+                f"{library} {version} cannot use what was written ({type(error).__name__}:"
+                f" {first_line(error)}); nothing was kept",
+                file=name,
+                hint=f"another version may: pip install -U {library}",
+            ) from error
+        differences = np.array([np.inf])
+        if found.shape == expected.shape:
+            differences = np.abs(expected - found).max(1) / max(1.0, float(np.abs(expected).max()))
+        row = int(differences.argmax())
+        largest = float(differences[row])
+        if not largest <= form.bar:  # NaN is not
+            text: Any = texts[row]
+            shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else text
+            kind = "question" if side == "question" else "passage"
+            raise InputError(
+                f"the vector of the {kind} {shown[:60]!r} differs by {largest:.2g} in {library} {version};"
+                " nothing was kept",
+                file=name,
+                expected=f"at most {form.bar:g}",
+            )
+        worst = max(worst, largest)
+    return Difference(worst, len(questions) + len(passages), version)

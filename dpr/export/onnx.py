@@ -30,8 +30,7 @@ from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.properties import pad_id
-from dpr.storage.durable import read_json
-from dpr.storage.untrusted import inside
+from dpr.storage.untrusted import inside, read_json
 
 SERVING = "serving.json"
 FORMAT_VERSION = 1

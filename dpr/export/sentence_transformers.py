@@ -30,26 +30,31 @@ from dpr.export.towers import (
     write_tokenizer,
     write_tower,
 )
-from dpr.formats.model_folder import look
+from dpr.formats.checkpoints import MODEL_FILE, write_json_file, write_tensors
+from dpr.formats.model_folder import CONFIG, look
 from dpr.models.biencoder import BiEncoder
-from dpr.models.folders.dense import write_dense, write_module
-from dpr.models.folders.modules import (
+from dpr.models.folders.sentence_transformers import ACTIVATIONS, BIAS, TABLE, WEIGHT
+from dpr.models.folders.sentence_transformers_modules import (
     DENSE,
+    LIBRARY,
+    MODULES,
     NORMALIZE,
+    OLD_KEY,
+    OLD_POOLINGS,
+    OWN,
+    PACKAGE,
     POOLING,
+    ROUTER,
+    ROUTER_FILE,
     SIDES,
     STATIC,
     TRANSFORMER,
+    mode_of,
     own_text,
-    pooling_settings,
-    type_of,
-    write_body_settings,
-    write_library_settings,
-    write_modules,
 )
-from dpr.models.folders.static_table import write_table
 from dpr.models.pooling import RootIdfPooling
 from dpr.models.properties import is_static
+from dpr.models.settings import POOLINGS
 from dpr.storage.durable import durable_file
 
 ROOT_MODULE = "root_static_embedding"
@@ -76,7 +81,21 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     for name in SIDES:
         problems[f"it has a prompt called {name}, a name of the library's own"] = name in settings.prompts
     refuse(problems, source)
-    write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])
+    routes = [_write_route(model, folder, side) for side in sides(model)]
+    modules = routes[0]
+    if len(routes) > 1:
+        modules = {"": _type_of(ROUTER)}
+        structure = {side: list(route) for side, route in zip(SIDES, routes, strict=True)}
+        parameters = {"default_route": SIDES[1], "allow_empty_key": True}
+        types = {name: kind for route in routes for name, kind in route.items()}
+        write_json_file(
+            folder, ROUTER_FILE, {"types": types, "structure": structure, "parameters": parameters}
+        )
+    listed = [
+        {"idx": row, "name": str(row), "path": path, "type": kind}
+        for row, (path, kind) in enumerate(modules.items())
+    ]
+    write_json_file(folder, MODULES, listed)
     if needs_own_code(model):
         with durable_file(folder / _CODE.name, "wb") as file:
             file.write(_CODE.read_bytes())
@@ -93,10 +112,14 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
                 "reason": "queries and documents have different lengths",
             }
         }
-    width = model.dimension if _truncates(model) else None
-    write_library_settings(
-        folder, model.settings, similarity=model.similarity_fn_name, width=width, others=others
-    )
+    stated: dict[str, Any] = {
+        "prompts": {SIDES[0]: settings.query_prompt, SIDES[1]: settings.passage_prompt, **settings.prompts},
+        "default_prompt_name": None,
+        "similarity_fn_name": model.similarity_fn_name,
+        OWN: {"title_template": settings.title_template},
+        "truncate_dim": model.dimension if _truncates(model) else None,
+    }
+    write_json_file(folder, LIBRARY, stated | others)
 
 
 def _refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
@@ -157,33 +180,62 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
     prefix = f"{side.folder}_" if side.folder else ""
     if _is_bag(model):
         is_rooted = settings.pooling == "idf_sqrt"
-        route = {side.folder: f"{ROOT_MODULE}.RootStaticEmbedding" if is_rooted else type_of(STATIC)}
+        route = {side.folder: f"{ROOT_MODULE}.RootStaticEmbedding" if is_rooted else _type_of(STATIC)}
         write_tokenizer(model.tensorizer, side, folder, truncated=True)
-        write_table(folder / side.folder, static_rows(tower))
+        write_tensors(folder / side.folder, MODEL_FILE, {TABLE: static_rows(tower)})
     else:
-        route = {side.folder: type_of(TRANSFORMER)}
+        route = {side.folder: _type_of(TRANSFORMER)}
         backbone = write_tower(model, side, folder)
-        lengths = (model.tensorizer.question_length, side.longest) if _has_two_lengths(model) else ()
-        write_body_settings(folder / side.folder, side.longest, lengths)
+        body: dict[str, Any] = {"max_seq_length": side.longest, "do_lower_case": False}
+        if _has_two_lengths(model):
+            body |= {"query_length": model.tensorizer.question_length, "document_length": side.longest}
+        write_json_file(folder / side.folder, "sentence_bert_config.json", body)
         is_table = settings.static_questions and tower is model.question_model
-        route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = type_of(POOLING)
+        route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = _type_of(POOLING)
         pooled_by = "mean" if is_table else _standard_pooling(model)
-        write_module(folder / name, pooling_settings(pooled_by, backbone.config.hidden_size), {})
+        # the key of the library's newest versions, and those of earlier ones, which other programs read
+        mode = str(POOLINGS[pooled_by])
+        old = {f"{OLD_KEY}{each}": mode_of(each) == mode_of(mode) for each in OLD_POOLINGS}
+        width = backbone.config.hidden_size
+        stated = {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}
+        _write_module(folder / name, stated, {})
     # The linear layer after the pooling, with the rows of the dimensions that are kept: the projection, or a
     # layer that cuts before scaling.
-    dense: tuple[torch.Tensor, torch.Tensor | None, str] | None = None
+    dense: dict[str, torch.Tensor] = {}
+    activation = "none"
     if (layer := tower.encode_proj) is not None:
-        weight = layer.weight[: tower.dimension].detach().float()
-        bias = layer.bias[: tower.dimension].detach().float()
-        dense = weight, bias, settings.projection_activation
+        dense = {WEIGHT: layer.weight, BIAS: layer.bias}
+        dense = {key: tensor[: tower.dimension].detach().float() for key, tensor in dense.items()}
+        activation = settings.projection_activation
     elif settings.dimensions and not _truncates(model):
-        dense = torch.eye(tower.dimension, tower.pooled_width), None, "none"
-    if dense is not None:
-        route[name := f"{prefix}{len(route)}_{DENSE}"] = type_of(DENSE)
-        write_dense(folder / name, *dense)
+        dense = {WEIGHT: torch.eye(tower.dimension, tower.pooled_width)}
+    if dense:
+        route[name := f"{prefix}{len(route)}_{DENSE}"] = _type_of(DENSE)
+        rows, columns = dense[WEIGHT].shape
+        stated = {
+            "in_features": columns,
+            "out_features": rows,
+            "bias": BIAS in dense,
+            "activation_function": ACTIVATIONS[activation],
+        }
+        _write_module(folder / name, stated, dense)
     if settings.normalize:
-        route[f"{len(route)}_{NORMALIZE}"] = type_of(NORMALIZE)
+        route[f"{len(route)}_{NORMALIZE}"] = _type_of(NORMALIZE)
     return route
+
+
+def _type_of(kind: str) -> str:
+    """Returns the class path that the library imports for a kind of module. All versions know it; later ones
+    know others too."""
+    return f"{PACKAGE}models.{kind}"
+
+
+def _write_module(folder: Path, stated: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    """Writes the settings of a module and its weights, if it has any."""
+    folder.mkdir(exist_ok=True)
+    write_json_file(folder, CONFIG, stated)
+    if weights:
+        write_tensors(folder, MODEL_FILE, weights)
 
 
 def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError
-from dpr.storage.durable import read_json, verify_folder
-from dpr.storage.untrusted import describe
+from dpr.storage.durable import verify_folder
+from dpr.storage.untrusted import describe, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor

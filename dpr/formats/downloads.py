@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 from dpr.core.errors import ConfigError, DprError, InputError
-from dpr.core.logs import Progress, counted, get_logger
+from dpr.core.logs import ProgressBar, counted, get_logger
 from dpr.core.version import __version__
 from dpr.storage.durable import MANIFEST, describe_file, durable_file, durable_folder
 from dpr.storage.untrusted import is_below
@@ -94,7 +94,7 @@ def download(
         time.sleep(pause_s * 2**failures)
 
 
-class _Download(Progress):
+class _Download(ProgressBar):
     """The progress of a download, as pooch reports it. It sets ``total`` if the server states it."""
 
     def update(self, size: int) -> None:

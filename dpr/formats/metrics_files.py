@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 
 from dpr.core.errors import InputError
 from dpr.formats.record_fields import is_finite_number
-from dpr.storage.durable import durable_file, json_text, read_json
-from dpr.storage.untrusted import describe, inside
+from dpr.storage.durable import durable_file, json_text
+from dpr.storage.untrusted import describe, inside, read_json
 
 RESULTS = "results.json"
 """Results of a whole evaluation, in its output folder."""

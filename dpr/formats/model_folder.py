@@ -12,8 +12,7 @@ from typing import Any
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.core.paths import odd_kind
-from dpr.storage.durable import read_json
-from dpr.storage.untrusted import describe, inside, leads_inside
+from dpr.storage.untrusted import describe, inside, leads_inside, read_json
 
 CONFIG = "config.json"
 _MIB = 1 << 20

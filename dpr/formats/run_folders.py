@@ -13,8 +13,8 @@ from typing import Any
 from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.text_input import iter_raw_lines, open_input
-from dpr.storage.durable import CHECKSUM, describe_file, differences, json_text, read_json, sealed, write_json
-from dpr.storage.untrusted import describe, inside, is_below
+from dpr.storage.durable import CHECKSUM, describe_file, differences, json_text, sealed, write_json
+from dpr.storage.untrusted import describe, inside, is_below, read_json
 
 logger = get_logger(__name__)
 RUN_FILE = "run.json"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.storage.durable import read_json, write_json
+from dpr.storage.durable import write_json
+from dpr.storage.untrusted import read_json
 
 TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 

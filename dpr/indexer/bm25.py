@@ -28,7 +28,7 @@ from dpr.data.words import WORDS_VERSION, split_words, word_spans
 from dpr.formats.id_hashes import first_duplicate
 from dpr.formats.packed_ids import PackedIds
 from dpr.indexer.ranking import RunningTopK, SearchResult, is_among, packed_ids, to_rankings
-from dpr.indexer.registry import Index, Texts
+from dpr.indexer.registry import Index, IndexTexts
 from dpr.indexer.settings import Bm25Settings
 from dpr.storage.durable import durable_file
 from dpr.storage.untrusted import describe
@@ -114,7 +114,7 @@ class Bm25Index(Index):
 
     @classmethod
     def build(
-        cls, corpus: Texts, settings: Bm25Settings | None = None, *, device: torch.device | str = "cpu"
+        cls, corpus: IndexTexts, settings: Bm25Settings | None = None, *, device: torch.device | str = "cpu"
     ) -> Bm25Index:
         """Indexes texts, one per id; they are read once and not kept.
 

@@ -26,7 +26,7 @@ NUM_QUESTIONS = 400
 """Most questions that are compared at a build."""
 
 
-class Texts(NamedTuple):
+class IndexTexts(NamedTuple):
     """Corpus of an index over words: ids, and title and text of each in the same order, both to be read once."""
 
     ids: Iterable[str]
@@ -84,7 +84,7 @@ class Index(ABC):
 
     reads: ClassVar[str] = "vectors"
     """Input of ``build`` and ``search``: "vectors", a sequence of ``VectorSource`` and an array (Q, D)
-    float32; or "texts", ``Texts`` and a list of questions."""
+    float32; or "texts", ``IndexTexts`` and a list of questions."""
     is_saved: ClassVar[bool] = True
     """False for an index that keeps nothing and is built each time."""
     made_by: ClassVar[Mapping[str, Any]] = {}

@@ -144,8 +144,7 @@ class IndexStore:
                 found = f"was built with {name} {stated.get(name)!r}"
                 raise InputError(found, file=folder, expected=repr(value), hint=_REBUILD)
         if problems := folder_problems(folder):
-            hint = "remove the folder to build the index again"
-            raise InputError("; ".join(problems), file=folder, hint=hint)
+            raise InputError("; ".join(problems), file=folder, hint=_REBUILD)
         try:
             index = made.open(folder, self.choice.settings)
             if recall := metadata.get("recall"):

@@ -32,13 +32,13 @@ from dpr.indexer.ranking import Ranking
 from dpr.jobs.retrieve import passages_in, require_relevant
 from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import mention_bf16
-from dpr.retrieval.dense import DenseRetriever
+from dpr.retrieval.dense import DenseSide
 from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.question_form import QuestionForm
-from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import EvaluateConfig, IndexerConfig
-from dpr.retrieval.sides import Fusion, LexicalRetriever, Side
+from dpr.retrieval.sides import Fusion, Side, WordSide
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json
@@ -67,7 +67,7 @@ def run(config: EvaluateConfig) -> None:
 
     # A run that has been searched states the model and hybrid of that search.
     fusion = Fusion()
-    if config.run and (Path(config.run) / FILE).is_file():
+    if config.run and (Path(config.run) / SEARCH_JSON).is_file():
         stored = SearchSettings.read(Path(config.run))
         if stored.model_file and config.model_file == config.run:
             config = replace(config, model_file=stored.model_file)
@@ -158,7 +158,7 @@ def _evaluate_set(
     if config.needs_words:
         choice = index_choice(IndexerConfig(kind="bm25", **asdict(config.bm25)))
         name = _cached(f"{test_set.name}-bm25", [content_sha256(source.file), choice.metadata()])
-        sides["bm25"] = LexicalRetriever(open_text_index(choice, [source], str(cache / name)))
+        sides["bm25"] = WordSide(open_text_index(choice, [source], str(cache / name)))
     if model is not None:
         agreed = source.agreed(model.tensorizer.text)
         name = _cached(source.name, [model.fingerprint, agreed.identity(), config.precision])
@@ -168,7 +168,7 @@ def _evaluate_set(
         mention_bf16(model.ctx_model.backbone, model.device, config.precision, key="precision")
         report = embed_shard(model, source, embedding)
         index = ExactIndex(open_shards([report.folder]), device=model.device)
-        dense = sides["dense"] = DenseRetriever(model, index, form=form)
+        dense = sides["dense"] = DenseSide(model, index, form=form)
         dense.warn_of_unknown_words(queries, str(test_set.queries))
     depth = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
     rankings: dict[str, list[Ranking]] = {}

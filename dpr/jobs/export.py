@@ -25,8 +25,8 @@ from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.sources import resolve_passage_sources
-from dpr.storage.durable import read_json
 from dpr.storage.outputs import require_writable
+from dpr.storage.untrusted import read_json
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

@@ -18,7 +18,7 @@ from dpr.export.merging import merged
 from dpr.export.settings import MergeConfig
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
-from dpr.models.folders.layouts import is_backbone
+from dpr.models.folders.layouts import BACKBONE, layout_of
 from dpr.models.settings import EncoderSettings
 from dpr.models.sources import local_model
 from dpr.retrieval.suites import read_suite
@@ -100,7 +100,7 @@ def _opened(config: MergeConfig) -> dict[str, BiEncoder]:
     for name, path in (paths | {"base": config.base} if config.base else paths).items():
         first = models.get("tuned1")
         folder = local_model(path)
-        if first is None or not is_backbone(folder):
+        if first is None or layout_of(folder)[0] is not BACKBONE:
             model = merged(BiEncoder.load(folder, **config.encoder.arguments()))
         elif first.settings.projection_dim:
             raise InputError("has no projection; it was new in training", file=path)

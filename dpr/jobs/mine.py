@@ -21,7 +21,7 @@ from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MineCommand, MiningSettings, ScoreCommand
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from dpr.retrieval.dense import check_vectors_are_of
+from dpr.retrieval.dense import fit_to_vectors
 from dpr.storage.checksums import file_state
 from dpr.storage.outputs import require_writable
 
@@ -105,7 +105,7 @@ def dense_search(
     model = BiEncoder.load(model_file, device=where, **(encoder or CheckpointEncoderConfig()).arguments())
     model.tensorizer.text.question_prompt(prompt)
     shards = open_shards(vectors) if vectors else []
-    check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
+    fit_to_vectors(model, shards, model_file=f"model_file={model_file}")
     if corpus is not None:
         made_of = corpora_of(shard.metadata for shard in shards)
         require_corpora(made_of, [PassageSource(corpus)], file=", ".join(vectors))

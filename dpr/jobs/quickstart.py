@@ -24,7 +24,7 @@ from dpr.preparation.document_questions import GIVEN
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.settings import FolderSettings, PrepareSettings
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import read_json
+from dpr.storage.untrusted import read_json
 
 MADE = (
     "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"

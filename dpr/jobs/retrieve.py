@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.settings import GivenTextSettings
 from dpr.models.sources import local_model
-from dpr.retrieval.indexes import index_choice, open_text_index, reads_texts
+from dpr.retrieval.indexes import open_words, reads_texts
 from dpr.retrieval.passages import find_passages, require_passages
 from dpr.retrieval.question_form import QuestionForm
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.retrieval.sides import LexicalRetriever, Side
+from dpr.retrieval.sides import Side
 from dpr.retrieval.sources import resolve_passage_sources, resolve_question_set
 from dpr.retrieval.vector_indexes import open_dense
 from dpr.storage.outputs import require_writable
@@ -99,10 +99,7 @@ def run(config: RetrievalConfig) -> None:
     if not reads_words:
         dense = sides["dense"] = open_dense(config, sources, form=form, device=device, questions=queries)
     if reads_words or config.hybrid != "none":
-        # BM25 in a hybrid has an index of its own; index_path is that of the vectors.
-        kind = config.indexer if reads_words else replace(config.indexer, kind="bm25")
-        path = config.bm25_index_path or (config.index_path if reads_words else None)
-        sides["bm25"] = LexicalRetriever(open_text_index(index_choice(kind), sources, path))
+        sides["bm25"] = open_words(config.indexer, sources, config.bm25_index_path, config.index_path)
     if dense is not None:
         dense.warn_of_unknown_words(queries, str(question_set.file))
 

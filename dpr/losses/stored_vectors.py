@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class StoredVectors:
-    """Vectors that are looked up by judgement identity.
+    """Vectors that are looked up by passage identity.
 
     Args:
         chunks: the vectors, arrays (n, G) that may be mapped from files. Each key takes 16 bytes of memory.

@@ -25,16 +25,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpr.core.errors import LostRankError
-from dpr.core.logs import Progress, get_logger
+from dpr.core.logs import ProgressBar, get_logger
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_output import durable_text
 from dpr.mining.search import TRAINING_PASSAGES, MiningCorpus, Search, write_training_passages
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.storage.checksums import content_sha256, verify_file
-from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
+from dpr.storage.durable import describe_file, remove_folder, write_json
 from dpr.storage.leftovers import remove
 from dpr.storage.outputs import output, require_writable
 from dpr.storage.steps import CLAIM, Steps
+from dpr.storage.untrusted import read_json
 
 logger = get_logger(__name__)
 
@@ -133,15 +134,15 @@ def run_job(job: BlockJob, *, processes: int = 1, overwrite: bool = False) -> di
             return finished
         Steps(job.work, base, restart=(job.work / CLAIM).is_file())  # a folder of somebody else is left alone
         steps = Steps(job.work / "blocks", made_of, restart=True)
-        size = min((search.block_rows for search in job.searches[:1]), default=500)
+        size = job.searches[0].block_rows if job.searches else 500
         blocks = [range(start, min(start + size, len(job.train))) for start in range(0, len(job.train), size)]
         missing = [rows for rows in blocks if not steps.is_done(rows.start)]
         if missing:
             job.prepare()
         done = len(job.train) - sum(map(len, missing))
-        progress = Progress(job.name, len(job.train), unit="questions", done=done)
+        progress = ProgressBar(job.name, len(job.train), unit="questions", done=done)
         for rows in _written(job, steps, missing, processes):
-            progress.advance(len(rows), 0)
+            progress.advance(len(rows))
         progress.close()
 
         names = [_names(rows) for rows in blocks]

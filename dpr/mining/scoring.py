@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from dpr.core.logs import get_logger
@@ -92,22 +92,20 @@ class Scoring(BlockJob):
                 ]
             else:
                 found = self.searches[0].scores([sample.question for sample in samples], known)
-            by_row: list[dict[int | None, float]] = [
-                dict(zip(listed, scores, strict=True)) for listed, scores in zip(known, found, strict=True)
-            ]
+            left = chain.from_iterable(found)
             samples = [
-                with_teacher_scores(sample, map(scores.get, listed))
-                for sample, listed, scores in zip(samples, rows_of, by_row, strict=True)
+                with_teacher_scores(sample, [None if row is None else next(left) for row in listed])
+                for sample, listed in zip(samples, rows_of, strict=True)
             ]
 
         counts: Counter[str] = Counter(dict.fromkeys(_SCORED, 0))
         values: dict[str, list[float]] = {"positive_score": [], "negative_score": []}
         for sample in samples:
             negatives = sample.hard_negatives + sample.other_negatives
-            ours = [
-                passage.teacher_score for passage in sample.positives if passage.teacher_score is not None
-            ]
-            theirs = [passage.teacher_score for passage in negatives if passage.teacher_score is not None]
+            ours, theirs = (
+                [passage.teacher_score for passage in passages if passage.teacher_score is not None]
+                for passages in (sample.positives, negatives)
+            )
             counts["questions"] += 1
             counts["passages"] += len(sample.positives) + len(negatives)
             counts["passages with a score"] += len(ours) + len(theirs)

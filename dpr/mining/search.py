@@ -30,7 +30,7 @@ from dpr.formats.text_store import open_store
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, decode_ids, to_rankings
-from dpr.indexer.registry import IndexChoice, Texts
+from dpr.indexer.registry import IndexChoice, IndexTexts
 from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.vectors import paired_dots, take_rows
@@ -172,9 +172,11 @@ class LexicalSearch:
         return [self._index().search_beside(question, 1, rows)[1] for question, rows in pairs]
 
     def _index(self) -> Any:
-        def texts() -> Texts:
+        def texts() -> IndexTexts:
             store = MiningCorpus(self._file, self._work).texts
-            return Texts(store.ids(), (f"{passage.title} {passage.text}" for passage in store.passages()))
+            return IndexTexts(
+                store.ids(), (f"{passage.title} {passage.text}" for passage in store.passages())
+            )
 
         if self._opened is None:
             self._opened = IndexStore(self._choice, self._work / "index").load_or_build(texts)

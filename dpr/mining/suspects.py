@@ -25,7 +25,7 @@ _DEPTH = 10
 _COUNTED = ("questions", "positives in doubt", "negatives in doubt")
 
 
-Side = tuple[dict[int, float], dict[str, float]]
+SearchScores = tuple[dict[int, float], dict[str, float]]
 """Scores of one search for a question: of its listed passages by row, and of the best of the corpus by id."""
 
 
@@ -44,18 +44,17 @@ class Doubts(BlockJob):
         samples = [self.train[row] for row in rows]
         questions = [sample.question for sample in samples]
         queries = [Query(question) for question in questions]
-        passages = []
-        for sample in samples:
-            listed = map(self._row, sample.positives + sample.hard_negatives)
-            passages.append(list(dict.fromkeys(listed)))
+        passages = [
+            list(dict.fromkeys(map(self._row, sample.positives + sample.hard_negatives)))
+            for sample in samples
+        ]
         depth = max(len(sample.positives) for sample in samples) + _DEPTH
-        sides: list[list[Side]] = [[] for _ in samples]
+        sides: list[list[SearchScores]] = [[] for _ in samples]
         for search in self.searches:
-            own = search.scores(questions, passages)
+            scores = search.scores(questions, passages)
             found = search.find(queries, depth)
-            for place, of_question in enumerate(sides):
-                known = dict(zip(passages[place], own[place], strict=True))
-                of_question.append((known, dict(found[place][0])))
+            for of_question, listed, own, (best, _) in zip(sides, passages, scores, found, strict=True):
+                of_question.append((dict(zip(listed, own, strict=True)), dict(best)))
 
         counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         counts["questions"] = len(samples)
@@ -77,7 +76,7 @@ class Doubts(BlockJob):
 
         return (line for *_, line in heapq.nlargest(self.most, lines()))
 
-    def _doubted(self, sample: TrainingSample, sides: Sequence[Side]) -> Iterator[Record]:
+    def _doubted(self, sample: TrainingSample, sides: Sequence[SearchScores]) -> Iterator[Record]:
         """Yields the labels of a question that both sides contradict."""
         right = {self._row(passage) for passage in sample.positives}
         known = {self.corpus.id_at(row) for row in right}

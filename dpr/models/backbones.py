@@ -27,7 +27,7 @@ from dpr.core.machine import overlapping, reading
 from dpr.data.tokenizer_files import check_numbers
 from dpr.formats.model_folder import CONFIG, look
 from dpr.models.properties import set_dropout, without_running
-from dpr.models.sources import HUB_NAME
+from dpr.models.sources import HUB_NAME, local_model
 from dpr.storage.durable import MANIFEST, read_manifest
 from dpr.storage.untrusted import describe
 
@@ -227,6 +227,10 @@ def load_backbone(
     config = read_config(name_or_folder)
     if not pretrained or is_without_weights(name_or_folder):
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
+    if config.model_type == "static":
+        static: Any = backbone_from_config(config)
+        static.load_rows(local_model(str(name_or_folder)))
+        return static.eval()
     set_dropout(config, dropout, attention_dropout)
     backbone: nn.Module = load_weights(
         auto_class(config), name_or_folder, config, **_without_pooler(type(config))
@@ -256,6 +260,11 @@ def backbone_from_config(
 ) -> nn.Module:
     """Makes a backbone with random weights. Each call copies the config, because models keep settings on it."""
     config = copy.deepcopy(config)
+    if config.model_type == "static":
+        from dpr.models.static import StaticBackbone
+
+        config.dtype = torch.float32
+        return StaticBackbone(config).float()
     set_dropout(config, dropout, attention_dropout)
     backbone = auto_class(config).from_config(
         config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config))

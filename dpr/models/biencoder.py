@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError
-from dpr.core.logs import Progress
+from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.logs import ProgressBar
 from dpr.core.other_names import refuse
 from dpr.core.paths import with_home
 from dpr.core.records import Passage
@@ -25,8 +25,9 @@ from dpr.formats.model_folder import CONFIG, folder_or_name
 from dpr.formats.passage_records import passage_of
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import is_without_weights, load_backbone
-from dpr.models.folders.modules import described_model, prompts_of
-from dpr.models.model_parts import present
+from dpr.models.folders.layouts import read_model
+from dpr.models.folders.sentence_transformers_modules import prompts_of, sentence_transformers_folder
+from dpr.models.model_parts import Given, with_text_settings
 from dpr.models.pooling import begin_with_idf
 from dpr.models.properties import is_static
 from dpr.models.sentence_transformers_names import SentenceTransformersNames
@@ -155,7 +156,7 @@ class BiEncoder(SentenceTransformersNames):
             raise ConfigError(
                 "convert_to_numpy=False needs convert_to_tensor=True; vectors come as one array or one tensor"
             )
-        progress = Progress(what, len(sequences), unit=what, quiet=not show_progress_bar)
+        progress = ProgressBar(what, len(sequences), unit=what, quiet=not show_progress_bar)
         try:
             vectors = self.encode_batch(
                 TokenBatch.from_lists(sequences),
@@ -207,34 +208,30 @@ class BiEncoder(SentenceTransformersNames):
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
             ConfigError: ``text`` differs from the text settings that the model was trained with.
         """
-        from dpr.models.folders.layouts import read_model  # readers of every library's folders
-
         refuse(others, "BiEncoder.load()")
         if settings is not None:
             settings.check_values("encoder.")
         options = options or TowerOptions()
         if prompts is not None:
-            text = GivenTextSettings(
-                allow_other_prompts=True, **prompts_of({"prompts": prompts}, Path(path, "prompts"))
-            )
+            try:
+                texts = prompts_of({"prompts": prompts}, Path(path, CONFIG))
+            except CheckpointError as error:
+                raise ConfigError(f"BiEncoder.load(): {error.found}; give {error.expected}") from None
+            text = GivenTextSettings(allow_other_prompts=True, **texts)
         folder = local_model(path)
-        parts, source = read_model(
-            folder,
-            settings or EncoderSettings(),
-            base=pretrained_model_cfg,
-            special_tokens=special_tokens,
-            trailing_sep=trailing_sep,
-        )
-        wanted = (settings or EncoderSettings()).over(parts.settings)
+        given = Given(settings or EncoderSettings(), pretrained_model_cfg, dropout, options.attention_dropout)
+        parts, source = read_model(folder, given, special_tokens=special_tokens, trailing_sep=trailing_sep)
+        # a model keeps its settings; only its texts may be cut elsewhere
+        lengths = given.settings.over(parts.settings)
         own = replace(
-            parts.settings, sequence_length=wanted.sequence_length, question_length=wanted.question_length
+            parts.settings, sequence_length=lengths.sequence_length, question_length=lengths.question_length
         )
         parts.tensorizer.sequence_length = own.sequence_length
         parts.tensorizer.question_length = own.question_length or own.sequence_length
         if text is not None:
-            given = text.text_of(parts.tensorizer.text, stated=parts.stated, source=path)
-            parts.tensorizer.present(given)
-            own = replace(own, **vars(given))
+            agreed = text.text_of(parts.tensorizer.text, stated=parts.stated, source=path)
+            parts.tensorizer.set_text_settings(agreed)
+            own = replace(own, **vars(agreed))
         if settings is not None and settings.adapter != "none" and own.adapter == "none":
             parts.weights.clear()  # they are read again, by peft's names
             own = replace(
@@ -264,7 +261,7 @@ class BiEncoder(SentenceTransformersNames):
     def _with_adapters(cls, name: str, folder: Path, settings: EncoderSettings, **options: Any) -> Self:
         """Returns the model in a folder with new adapters beside its weights, which stay as they are. The
         checkpoint names them instead of holding them."""
-        if described_model(str(folder)) is None:
+        if sentence_transformers_folder(str(folder)) is None:
             advice = "dpr export to=sentence-transformers writes a folder that they can be added to"
             if (folder / CONFIG).is_file():
                 advice = f"it does not say how a text becomes a vector; encoder.pretrained_model_cfg={name} takes it"
@@ -302,12 +299,10 @@ class BiEncoder(SentenceTransformersNames):
         encoder and its Dense become the towers, one or two as in the model. Pooling, normalisation, prompts
         and lengths are the model's unless ``settings`` give others.
         """
-        from dpr.models.folders.layouts import read_model
-
         refuse(unknown, "BiEncoder.from_pretrained()")
         name_or_folder = with_home(str(name_or_folder))
         options = options or TowerOptions()
-        described = described_model(name_or_folder) if pretrained else None
+        described = sentence_transformers_folder(name_or_folder) if pretrained else None
         if described is not None and settings is None:
             return cls.load(described, options=options, dropout=dropout, special_tokens=special_tokens)
         settings = settings or EncoderSettings()
@@ -323,7 +318,7 @@ class BiEncoder(SentenceTransformersNames):
                     f"encoder.pretrained_model_cfg={described} is a folder of sentence-transformers whose encoder"
                     f" lies deeper, or which has two; set model_file={described} in its place (BiEncoder.load)"
                 )
-            parts, _ = read_model(described, EncoderSettings())
+            parts, _ = read_model(described, Given())
             settings = settings.over(parts.settings)
             if settings.projection_dim == parts.settings.projection_dim:  # a Dense
                 others = {name: tensor for name, tensor in parts.weights.items() if ".backbone." not in name}
@@ -352,7 +347,7 @@ class BiEncoder(SentenceTransformersNames):
         )
         if settings.pooling == "last":
             tensorizer.check_end_token()
-        settings = present(tensorizer, settings)
+        settings = with_text_settings(tensorizer, settings)
         model = cls(*towers, tensorizer, settings, options)
         model.load_state_dict(others, strict=False)
         model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(source))

@@ -30,8 +30,8 @@ EXPECTED = (
 
 
 class CrossEncoder:
-    """Scores pairs by the probability that the passage is relevant: the sigmoid of the one logit, or the
-    softmax of the second of two.
+    """Judges by how likely the passage of a pair is relevant: the sigmoid of the one logit, or the softmax of
+    the second of two.
 
     A passage is its title and its text, joined by a space. Pairs longer than the model accepts are cut, the
     longer side first. ``fingerprint`` changes with the files of the folder and the precision.
@@ -56,13 +56,9 @@ class CrossEncoder:
         positions -= first_position(model.base_model) or 0
         self._max_length = min(max_length, positions, tokenizer.model_max_length)
 
-    def score(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """Returns the probability, 0 to 1, that the passage of each pair is relevant to the question."""
-        return torch.sigmoid(torch.tensor(self.log_odds(pairs), dtype=torch.float64)).tolist()
-
     @torch.inference_mode()
     def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """Returns the log-odds of that probability: the one logit, or the second of two less the first."""
+        """Returns the log-odds of that for each pair: the one logit, or the second of two less the first."""
         if not pairs:
             return []
         questions = [question for question, _ in pairs]

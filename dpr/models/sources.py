@@ -16,8 +16,7 @@ from dpr.core.machine import no_downloads, reading
 from dpr.core.paths import texts_in, user_path
 from dpr.formats.model_folder import is_read
 from dpr.formats.run_folders import resolve_checkpoint
-from dpr.storage.durable import read_json
-from dpr.storage.untrusted import is_below
+from dpr.storage.untrusted import is_below, read_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model"]

@@ -1,17 +1,21 @@
 """A backbone without layers: the state of a token is its row of a table, whatever the other tokens are.
 
-transformers treats it as a model family (``model_type`` static), which is made, loaded and saved like any
-other. Importing this module registers the family; ``dpr.models.backbones`` does so before it reads a config.
+transformers knows its config as that of a model family (``model_type`` static); importing this module
+registers it, and ``dpr.models.backbones`` does so before it reads a config. The backbone itself is none of
+transformers' models: these take most of the time that a static encoder needs to open.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import AutoConfig, PretrainedConfig
+
+from dpr.formats.checkpoints import MODEL_FILE, read_tensors
+from dpr.models.properties import check_weights
 
 MODEL_TYPE = "static"
 
@@ -37,28 +41,42 @@ class StaticConfig(PretrainedConfig):
         super().__init__(**others)
 
 
-class StaticBackbone(PreTrainedModel):
+class States(NamedTuple):
+    """States (N, L, D) of tokens, by the name in transformers' outputs."""
+
+    last_hidden_state: Tensor
+
+
+class StaticBackbone(nn.Module):
     """A table and its look-up. Its gradient holds only the rows that were read
     (``dpr.training.optimizer``)."""
 
-    config_class = StaticConfig
-
     def __init__(self, config: StaticConfig) -> None:
-        super().__init__(config)
+        super().__init__()
+        self.config = config
         self.words = nn.Embedding(config.vocab_size, config.hidden_size, sparse=True)
-        self.post_init()
+        nn.init.normal_(self.words.weight, std=config.initializer_range)
+
+    @property
+    def device(self) -> torch.device:
+        return self.words.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.words.weight.dtype
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.words
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
-        """Returns states (N, L, D) for ``input_ids`` (N, L)."""
-        return BaseModelOutput(last_hidden_state=self.words(input_ids))
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> States:
+        """Returns the states of ``input_ids`` (N, L)."""
+        return States(self.words(input_ids))
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
+    def load_rows(self, folder: Path) -> None:
+        """Copies the table from a folder of transformers. Raises CheckpointError if it holds another."""
+        weights = read_tensors(folder, MODEL_FILE)
+        check_weights(weights, self.state_dict(), folder)
+        self.load_state_dict(weights)
 
 
 def static_if_layerless(backbone: Any) -> Any:
@@ -73,4 +91,3 @@ def static_if_layerless(backbone: Any) -> Any:
 
 
 AutoConfig.register(MODEL_TYPE, StaticConfig, exist_ok=True)
-AutoModel.register(StaticConfig, StaticBackbone, exist_ok=True)

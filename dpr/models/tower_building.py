@@ -36,6 +36,8 @@ def towers_of(
     if parts.base is not None:
         make = partial(load_base, parts.base, source, base)
     make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
+    if parts.backbone is not None:
+        make = lambda: parts.backbone
     try:
         return build_towers(make, parts.settings, options, parts.base or BaseModel(str(source), ""))
     except DprError:

@@ -25,6 +25,7 @@ from dpr.evaluation.answer_match import is_empty
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
 from dpr.models.biencoder import BiEncoder
+from dpr.models.folders.layouts import BACKBONE, layout_of
 
 SAMPLE_SIZE = 10_000
 _COMPARISONS = 100_000
@@ -178,8 +179,7 @@ def open_tokenizer(name_or_folder: str, *, sequence_length: int | None) -> Tenso
         InputError: there is no tokenizer.
     """
     path = Path(name_or_folder)
-    is_encoder = (path / "config.json").is_file() and not (path / "modules.json").is_file()
-    if not path.exists() or is_encoder:
+    if not path.exists() or layout_of(path)[0] is BACKBONE:
         return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256)
     own = BiEncoder.load(path).tensorizer
     return _with_length(own, sequence_length) if sequence_length else own
@@ -187,7 +187,7 @@ def open_tokenizer(name_or_folder: str, *, sequence_length: int | None) -> Tenso
 
 def _with_length(own: Tensorizer, sequence_length: int) -> Tensorizer:
     tensorizer = Tensorizer(own.tokenizer, sequence_length=sequence_length)
-    tensorizer.present(own.text)
+    tensorizer.set_text_settings(own.text)
     return tensorizer
 
 

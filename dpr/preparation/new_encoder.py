@@ -30,8 +30,9 @@ from dpr.formats.question_sets import read_questions
 from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import durable_folder, read_json, write_json
+from dpr.storage.durable import durable_folder, write_json
 from dpr.storage.outputs import output, require_writable
+from dpr.storage.untrusted import read_json
 
 logger = get_logger(__name__)
 

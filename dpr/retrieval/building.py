@@ -22,10 +22,10 @@ from dpr.indexer.settings import KINDS
 from dpr.models.biencoder import BiEncoder
 from dpr.models.sources import local_model
 from dpr.retrieval.given_passages import Kinds, Passages, given_items, records_of
-from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES
 from dpr.retrieval.sources import resolve_passage_sources
-from dpr.retrieval.stored_corpus import StoredCorpus
+from dpr.retrieval.stored_search import StoredSearch
 from dpr.storage.checksums import content_sha256
 from dpr.storage.leftovers import remove
 from dpr.storage.locks import lock_of, locked
@@ -60,11 +60,11 @@ def build_in(
     else:
         source = PassageSource(folder / "corpus.jsonl", "corpus")
         _write(source.file, passages, 0, {})
-    if (folder / FILE).is_file():
+    if (folder / SEARCH_JSON).is_file():
         files = [item.file.resolve() for item in SearchSettings.read(folder).passages]
         if files != [source.file.resolve()]:
             hint = "open the folder, or choose another one"
-            raise InputError("names other passages", file=folder / FILE, hint=hint)
+            raise InputError("names other passages", file=folder / SEARCH_JSON, hint=hint)
     made = SearchSettings(
         passages=[source],
         bm25_index_path=str(folder / "bm25"),
@@ -91,20 +91,20 @@ def build_in(
 
 
 def add_to(
-    folder: Path | None, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Any]
-) -> StoredCorpus:
-    """Stores more passages in a folder, and returns the corpus with them. ``sides`` are those that are open."""
-    if folder is None or not (folder / FILE).is_file():
+    folder: Path | None, search: StoredSearch, passages: Passages, sides: Mapping[str, Any]
+) -> StoredSearch:
+    """Stores more passages in a folder, and returns the search of them all. ``sides`` are those that are open."""
+    if folder is None or not (folder / SEARCH_JSON).is_file():
         raise ConfigError(
             "passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build"
             " makes both"
         )
     folder = folder.absolute()  # as the paths that search.json states are read
-    with locked(folder / FILE, file=lock_of(folder / FILE)):
-        old = corpus.settings
+    with locked(folder / SEARCH_JSON, file=lock_of(folder / SEARCH_JSON)):
+        old = search.settings
         if SearchSettings.read(folder).passages != old.passages:
             found = "names other passages than when it was opened"
-            raise InputError(found, file=folder / FILE, hint="open the folder again, then add")
+            raise InputError(found, file=folder / SEARCH_JSON, hint="open the folder again, then add")
         names = {source.file.stem for source in old.passages}
         number = 1
         while f"added{number}" in names:
@@ -126,7 +126,7 @@ def add_to(
         try:
             source = replace(old.passages[0], file=file, name=file.stem)
             _write(file, passages, known, kinds)
-            if again := sorted(corpus.get(str(passage.id) for passage in source.read())):
+            if again := sorted(search.get(str(passage.id) for passage in source.read())):
                 raise InputError(f"the id {again[0]!r} is in the corpus already", expected="new ids")
             new = replace(
                 old,
@@ -134,11 +134,11 @@ def add_to(
                 bm25_index_path=old.bm25_index_path and str(words),
                 index_path=old.index_path and str(index),
             )
-            if "dense" in corpus.modes:
-                dense: Any = sides.get("dense") or corpus.side("dense")
+            if "dense" in search.modes:
+                dense: Any = sides.get("dense") or search.side("dense")
                 report = embed_shard(dense.model, source, EmbedConfig(out_file=str(vectors)))
                 new = replace(new, encoded_ctx_files=[*old.encoded_ctx_files, str(report.folder)])
-            opened = StoredCorpus(new, corpus.device, corpus.pooling)
+            opened = StoredSearch(new, search.device, search.pooling)
             opened.side("bm25" if opened.mode == "bm25" else "dense")
         except BaseException:
             for path in parts:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.core.logs import Progress
+from dpr.core.logs import ProgressBar
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import Ranking, to_rankings
@@ -46,7 +46,7 @@ def encode_questions(
     start = time.perf_counter()
     tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
-    progress = Progress("encoding questions", len(questions), unit="questions")
+    progress = ProgressBar("encoding questions", len(questions), unit="questions")
     try:
         vectors = encode_tokens(
             model,
@@ -64,7 +64,7 @@ def encode_questions(
     return vectors
 
 
-class DenseRetriever:
+class DenseSide:
     """A bi-encoder's question tower and an index of its passage vectors. ``seconds`` are spent in ``tokenise``
     and ``inference``."""
 
@@ -98,13 +98,12 @@ class DenseRetriever:
         self.model.tensorizer.check_known(tokens.numpy(), source, refuse=False)
 
 
-def check_vectors_are_of(
-    model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model"
-) -> None:
-    """Raises InputError if the passage vectors were made by another model, with other settings of it, or for
-    another similarity.
+def fit_to_vectors(model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model") -> None:
+    """Cuts the model's vectors to the width of the passages'.
 
-    Cuts the model's vectors to the width of the passages'.
+    Raises:
+        InputError: the passage vectors were made by another model, with other settings of it, or for another
+            similarity.
     """
     if shards and shards[0].dimension < model.dimension:
         model.keep_dimensions(shards[0].dimension)

@@ -30,6 +30,8 @@ class Hit:
 
     rank: int
     score: float
+    """Dense: the inner product of the vectors, or their cosine; ``bm25``: that of BM25, unbounded. In a hybrid
+    0 to 1, relative to the passages listed for this question, so that it compares with no other question's."""
     passage: Passage
     sides: Mapping[str, Place | None] = field(default_factory=dict)
     """Place of the passage on the searched sides, ``dense`` and ``bm25``; None if a side does not list it."""

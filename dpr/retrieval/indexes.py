@@ -16,6 +16,7 @@ from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import KINDS
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.settings import IndexerConfig
+from dpr.retrieval.sides import WordSide
 
 
 def reads_texts(kind: str) -> bool:
@@ -30,6 +31,18 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
     names = [item.name for item in fields(KINDS[config.kind].settings)]
     return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
+
+
+def open_words(
+    config: IndexerConfig, sources: Sequence[PassageSource], path: str | None, index_path: str | None
+) -> WordSide:
+    """Opens the side of words. Beside vectors, whose index is then at ``index_path``, it has an index of BM25 of
+    its own at ``path``."""
+    if reads_texts(config.kind):
+        path = path or index_path
+    else:
+        config = replace(config, kind="bm25")
+    return WordSide(open_text_index(index_choice(config), sources, path))
 
 
 def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:

@@ -13,7 +13,7 @@ from dpr.core.records import Passage
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.passage_metadata import KINDS, read_metadata
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 
 _MOST_CHOICES = 100
 _LONGEST_CHOICE = 200  # characters
@@ -57,11 +57,13 @@ def require_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> 
     return passages
 
 
-def lexical_texts(sources: Sequence[PassageSource]) -> Texts:
+def lexical_texts(sources: Sequence[PassageSource]) -> IndexTexts:
     """Returns the ids of all passages, and a stream of their titles and texts in the same order. Reads the
     files twice."""
     ids = (str(passage.id) for source in sources for passage in source.read())
-    return Texts(ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read()))
+    return IndexTexts(
+        ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read())
+    )
 
 
 class PassageLookup:

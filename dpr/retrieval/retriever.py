@@ -25,11 +25,11 @@ from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import Index
 from dpr.retrieval.given_passages import Passages
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
-from dpr.retrieval.memory_corpus import MemoryCorpus
+from dpr.retrieval.memory_search import MemorySearch
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import Fusion, Side
-from dpr.retrieval.stored_corpus import StoredCorpus, search_settings
+from dpr.retrieval.sides import Fusion, Search, Side
+from dpr.retrieval.stored_search import StoredSearch, search_settings
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
@@ -48,17 +48,17 @@ class Retriever(metaclass=Hinting):
 
     def __init__(
         self,
-        corpus: StoredCorpus | MemoryCorpus,
+        search: StoredSearch | MemorySearch,
         *others: Any,
         mode: str | None = None,
         folder: Path | None = None,
     ) -> None:
-        if others or not isinstance(corpus, StoredCorpus | MemoryCorpus):
+        if others or not isinstance(search, StoredSearch | MemorySearch):
             raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
-        self.corpus = corpus
-        self.modes = corpus.modes
+        self.searched: Search = search
+        self.modes = search.modes
         self.folder = folder
-        self.mode = self._checked_mode(mode or corpus.mode)
+        self.mode = self._checked_mode(mode or search.mode)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; its reader may clear it."""
         self._forget()
@@ -100,7 +100,7 @@ class Retriever(metaclass=Hinting):
         settings = search_settings(
             at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer
         )
-        retriever = cls(StoredCorpus(settings, device, pooling), mode=mode, folder=at)
+        retriever = cls(StoredSearch(settings, device, pooling), mode=mode, folder=at)
         retriever.sides(retriever.mode)
         return retriever
 
@@ -151,9 +151,9 @@ class Retriever(metaclass=Hinting):
             )
         if isinstance(model, str):
             model = BiEncoder.load(model, device=resolve_device(device))
-        corpus = MemoryCorpus(model)
-        corpus.add(passages)
-        return cls(corpus, mode=mode)
+        search = MemorySearch(model)
+        search.add(passages)
+        return cls(search, mode=mode)
 
     def add(self, passages: Passages, **others: Any) -> None:
         """Adds passages in the form that ``build`` takes. A folder's are stored there, and its indexes are
@@ -166,10 +166,10 @@ class Retriever(metaclass=Hinting):
 
         refuse(others, "add()")
         with self._lock:
-            if isinstance(self.corpus, MemoryCorpus):
-                self.corpus.add(passages)
-            else:
-                self.corpus = add_to(self.folder, self.corpus, passages, self._sides)
+            if isinstance(self.searched, MemorySearch):
+                self.searched.add(passages)
+            elif isinstance(self.searched, StoredSearch):
+                self.searched = add_to(self.folder, self.searched, passages, self._sides)
             self._forget()
 
     @overload
@@ -199,7 +199,8 @@ class Retriever(metaclass=Hinting):
         **others: Any,
     ) -> Hits | list[Hits]:
         """Returns the ``k`` best passages of a question; for a list of questions, a list of such results. An
-        empty question finds nothing.
+        empty question finds nothing. ``Hit.score`` says what scores mean; ``Hits.seems_unanswered``, rather
+        than a limit of the score, tells that no passage may answer the question.
 
         Args:
             weight: share of the dense side in a hybrid, 0 to 1, in place of the folder's.
@@ -223,7 +224,7 @@ class Retriever(metaclass=Hinting):
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
         sides = self.sides(mode or self.mode)
-        fusion = self.corpus.fusion
+        fusion = self.searched.fusion
         if weight is not None:
             is_share = isinstance(weight, int | float) and 0 <= weight <= 1
             if len(sides) < 2 or not is_share:
@@ -233,14 +234,17 @@ class Retriever(metaclass=Hinting):
                 )
             fusion = replace(fusion, weight=weight)
         if where is not None or ids is not None:
-            chosen = self.chosen(where, ids)
-            sides = {name: self._among(side, chosen) for name, side in sides.items()} if len(chosen) else {}
-        queries = [self.corpus.query_text(item) for item in questions if item.strip()]
-        found = iter(self._ranked(sides, fusion, queries, k, texts) if sides and queries else [])
-        answers = []
-        for item in questions:
-            answers.append(next(found, Hits(item)) if item.strip() else Hits(item))
-            answers[-1].question = item
+            selected = self.selected_ids(where, ids)
+            if not len(selected):
+                sides = {}
+            sides = {name: self._filtered(side, selected) for name, side in sides.items()}
+        answers = [Hits(item) for item in questions]
+        asked = [row for row, item in enumerate(questions) if item.strip()]
+        if sides and asked:
+            queries = [self.searched.query_text(questions[row]) for row in asked]
+            for row, hits in zip(asked, self._ranked(sides, fusion, queries, k, texts), strict=True):
+                hits.question = questions[row]
+                answers[row] = hits
         return answers[0] if isinstance(question, str) else answers
 
     def sides(self, mode: str) -> dict[str, Side]:
@@ -250,17 +254,17 @@ class Retriever(metaclass=Hinting):
         with self._lock:
             for name in names:
                 if name not in self._sides:
-                    self._sides[name] = self.corpus.side(name)
+                    self._sides[name] = self.searched.side(name)
             return {name: self._sides[name] for name in names}
 
     def index(self, mode: str) -> Index:
         """Returns the index that is searched by ``mode``; of a hybrid, that of the vectors."""
         return next(iter(self.sides(mode).values())).index
 
-    def _among(self, side: Side, ids: np.ndarray) -> Side:
+    def _filtered(self, side: Side, ids: np.ndarray) -> Side:
         """Returns a side over the passages with these ids (n,), ascending and distinct, which computes every
         product."""
-        index = self.corpus.filterable(side)
+        index = self.searched.index_to_filter(side)
         if index is None:
             raise ConfigError(
                 "there is an index but not the vectors, which a filter needs; search without where and ids,"
@@ -272,7 +276,7 @@ class Retriever(metaclass=Hinting):
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """Returns the passages with these ids, without those that are missing."""
-        return self.corpus.get(checked_items(ids, (str,), "get()", "an id"))
+        return self.searched.get(checked_items(ids, (str,), "get()", "an id"))
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
         __getattr__ = missing
@@ -294,7 +298,7 @@ class Retriever(metaclass=Hinting):
             f" model= and vectors= (--model, --vectors), or search by words with mode={other} (--mode {other})"
         )
 
-    def chosen(
+    def selected_ids(
         self,
         where: Mapping[str, Any] | None,
         ids: Iterable[str] | np.ndarray | None,
@@ -308,9 +312,9 @@ class Retriever(metaclass=Hinting):
                 fields in ``where`` are read when they are first needed, and have the kinds of its values.
         """
         is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
-        listed: Any = ids if ids is None or is_encoded else chosen_ids(ids)
+        listed: Any = ids if ids is None or is_encoded else _encoded(ids)
         if where is None:
-            return chosen_ids(()) if listed is None else listed
+            return _encoded(()) if listed is None else listed
         if not isinstance(where, Mapping):
             raise ConfigError(
                 f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
@@ -320,7 +324,7 @@ class Retriever(metaclass=Hinting):
             key = tuple(sorted(kinds.items()))
             with self._lock:
                 if key not in self._fields:
-                    self._fields[key] = self.corpus.fields(kinds)
+                    self._fields[key] = self.searched.fields(kinds)
                 fields = self._fields[key]
         matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
@@ -339,7 +343,7 @@ class Retriever(metaclass=Hinting):
         passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
         words = sides["bm25"].index if "bm25" in sides else None
-        file = self.corpus.files[0] if len(self.corpus.files) == 1 else None
+        file = self.searched.files[0] if len(self.searched.files) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
             places: dict[str, dict[str, Place]] = {}
@@ -356,17 +360,18 @@ class Retriever(metaclass=Hinting):
                 is_unanswered = words.share(queries[row], best) < LEAST_SHARE
             answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
 
-        self.seconds["search"] += ranked - start
-        for side in sides.values():
-            for name, seconds in side.seconds.items():
-                self.seconds[name] += seconds
-                self.seconds["search"] -= seconds
-            side.seconds.clear()
-        self.seconds["texts"] += time.perf_counter() - ranked
+        with self._lock:
+            self.seconds["search"] += ranked - start
+            for side in sides.values():
+                for name in list(side.seconds):  # another thread may be adding to them
+                    seconds = side.seconds.pop(name)
+                    self.seconds[name] += seconds
+                    self.seconds["search"] -= seconds
+            self.seconds["texts"] += time.perf_counter() - ranked
         return answers
 
 
-def chosen_ids(ids: Iterable[str]) -> np.ndarray:
+def _encoded(ids: Iterable[str]) -> np.ndarray:
     """Returns ids (n,) as indexes hold them, ascending and distinct, without those that no corpus can have."""
     rows = rows_of(ids)
     listed = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)

@@ -1,17 +1,20 @@
-"""The sides of a search, by words and by vectors (``dpr.retrieval.dense``), and the fusion of their rankings. A search
-by words imports no model."""
+"""The sides of a search, by words and by vectors (``dpr.retrieval.dense``), the fusion of their rankings, and what
+opens them. A search by words imports no model."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from dpr.core.records import Passage
 from dpr.data.text import normalize_question
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.retrieval.passages import PassageFields
 
 
 class Side(Protocol):
@@ -26,7 +29,7 @@ class Side(Protocol):
         ...
 
 
-class LexicalRetriever:
+class WordSide:
     """An index over the words of titles and texts."""
 
     def __init__(self, index: Index) -> None:
@@ -47,3 +50,47 @@ class Fusion:
 
     def fuse(self, dense: Sequence[Ranking], lexical: Sequence[Ranking], k: int) -> list[Ranking]:
         return fuse_linear(dense, lexical, weight=self.weight, k=k)
+
+
+class Search(Protocol):
+    """A corpus and how it is searched, on disk or in memory: what ``dpr.Retriever`` asks."""
+
+    @property
+    def mode(self) -> str:
+        """Returns the search mode that is used if none is named. Its files may be missing (``modes``)."""
+        ...
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Returns the search modes for which there are all files."""
+        ...
+
+    @property
+    def fusion(self) -> Fusion:
+        """Returns the fusion of a hybrid."""
+        ...
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Returns the files of the passages."""
+        ...
+
+    def query_text(self, question: str) -> str:
+        """Returns the question in the form that sides get."""
+        ...
+
+    def side(self, mode: str) -> Side:
+        """Opens the side ``dense`` or ``bm25``."""
+        ...
+
+    def index_to_filter(self, side: Side) -> Index | None:
+        """Returns an index of a side that can search a part of the passages; None if its files are missing."""
+        ...
+
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        """Returns the passages with these ids, without those that are missing."""
+        ...
+
+    def fields(self, kinds: Mapping[str, str]) -> PassageFields:
+        """Reads the fields by which passages can be filtered."""
+        ...

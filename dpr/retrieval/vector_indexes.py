@@ -19,7 +19,7 @@ from dpr.indexer.registry import Index, held_back
 from dpr.indexer.saved import IndexStore
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.dense import DenseRetriever, check_vectors_are_of, encode_questions
+from dpr.retrieval.dense import DenseSide, encode_questions, fit_to_vectors
 from dpr.retrieval.indexes import index_choice, short_hash
 from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.settings import RetrievalConfig
@@ -35,7 +35,7 @@ def open_dense(
     form: QuestionForm,
     device: torch.device,
     questions: Sequence[str] = (),
-) -> DenseRetriever:
+) -> DenseSide:
     """Opens the model of the settings and an index of its vectors. The recall of a new index is measured on
     ``questions``."""
     if not config.model_file:
@@ -51,7 +51,7 @@ def open_dense(
         return encode_questions(model, some, agreed, batch_size=config.batch_size)
 
     index = open_vector_index(config, model, sources, questions=queries if some else None)
-    return DenseRetriever(model, index, form=agreed, batch_size=config.batch_size)
+    return DenseSide(model, index, form=agreed, batch_size=config.batch_size)
 
 
 def open_vector_index(
@@ -115,7 +115,7 @@ def _open_vectors(
     paths = list(dict.fromkeys(path for paths in matches for path in paths))
     if not all(matches) or not paths or not all(path.is_file() for path in paths):
         shards = open_shards(patterns) if patterns else []
-        check_vectors_are_of(model, shards, model_file=model_file)
+        fit_to_vectors(model, shards, model_file=model_file)
         return shards
     files = [PickledVectors(path) for path in paths]
     for file in files:

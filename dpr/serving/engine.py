@@ -23,13 +23,12 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
-from dpr.retrieval.dense import DenseRetriever, question_batch
+from dpr.retrieval.dense import DenseSide, question_batch
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.retriever import Retriever
-from dpr.retrieval.search_folder import FILE as SEARCH_FILE
-from dpr.retrieval.stored_corpus import StoredCorpus
+from dpr.retrieval.search_json import SEARCH_JSON
 from dpr.serving.settings import ServeSettings
 
 logger = get_logger(__name__)
@@ -66,7 +65,7 @@ class ServedIndex:
         ids = None
         try:
             if wanted is not None:
-                ids = self.retriever.chosen(wanted.get("metadata"), wanted.get("ids"), self.fields)
+                ids = self.retriever.selected_ids(wanted.get("metadata"), wanted.get("ids"), self.fields)
             found = self.retriever.search(questions, k, mode=self.info["mode"], ids=ids, texts=texts)
         except (ConfigError, InputError) as error:
             if isinstance(error, InputError) and error.file is not None:
@@ -118,22 +117,20 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
     """
     for name, folder in folders.items():
         info: dict[str, Any] = {"name": name, "run": name, "mode": "model", "passages": None}
-        if not (folder / SEARCH_FILE).is_file():
+        if not (folder / SEARCH_JSON).is_file():
             alone = BiEncoder.load(folder, device=resolve_device(settings.device))
             yield ServedIndex(info | {"model_fingerprint": alone.fingerprint}, model=alone)
             continue
 
         retriever = Retriever.open(folder, device=settings.device)
-        corpus = retriever.corpus
-        assert isinstance(corpus, StoredCorpus)
         wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
         for mode in wanted:
             retriever.sides(mode)
-        fields = corpus.fields(settings.metadata_kinds())
+        fields = retriever.searched.fields(settings.metadata_kinds())
 
         dense = None if wanted == ["bm25"] else retriever.sides("dense")["dense"]
-        model = dense.model if isinstance(dense, DenseRetriever) else None
-        form = dense.form if isinstance(dense, DenseRetriever) else QuestionForm()
+        model = dense.model if isinstance(dense, DenseSide) else None
+        form = dense.form if isinstance(dense, DenseSide) else QuestionForm()
         for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):
             index = retriever.index(mode)
             described = {

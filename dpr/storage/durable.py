@@ -24,7 +24,7 @@ from dpr.core.logs import WatchedFile, counted
 from dpr.core.paths import CHECKSUM as CHECKSUM
 from dpr.core.version import __version__
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
-from dpr.storage.untrusted import MAX_JSON_BYTES, is_below, parsed
+from dpr.storage.untrusted import is_below, read_json
 
 MANIFEST = "manifest.json"
 _MANY_FILES = 100  # fewer are counted by their bytes
@@ -165,28 +165,6 @@ def append_jsonl(path: Path, obj: Any) -> None:
             if file.read(1) != b"\n":
                 line = b"\n" + line
         file.write(line)
-
-
-def read_json(path: Path) -> Any:
-    """Returns the value in a JSON file.
-
-    Raises:
-        InputError: missing, unreadable, too large, not JSON (NaN and 1e999 are not), or nested too deeply.
-    """
-    path = Path(path)
-    try:
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise InputError(
-                f"has {size:,} bytes", file=path, expected=f"at most {MAX_JSON_BYTES:,} in one JSON document"
-            )
-        return parsed(path.read_bytes().decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        found = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-        raise InputError(found, file=path, line=error.lineno) from None
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
 
 
 def write_manifest(

@@ -28,9 +28,9 @@ from filelock import lock_descriptor
 
 from dpr.core.errors import CheckpointError, InputError, OutputError
 from dpr.core.logs import get_logger
-from dpr.storage.durable import read_json, writing
+from dpr.storage.durable import writing
 from dpr.storage.leftovers import ProcessName, open_own, temporary_beside, this_process
-from dpr.storage.untrusted import parsed
+from dpr.storage.untrusted import parsed, read_json
 
 logger = get_logger(__name__)
 

@@ -25,7 +25,6 @@ from dpr.storage.durable import (
     MANIFEST,
     describe_file,
     durable_file,
-    read_json,
     read_manifest,
     remove_folder,
     sealed,
@@ -34,6 +33,7 @@ from dpr.storage.durable import (
     writing,
 )
 from dpr.storage.leftovers import remove_leftovers
+from dpr.storage.untrusted import read_json
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, InputError
 
 MAX_JSON_BYTES = 2**29
 MAX_DEPTH = 200
@@ -36,6 +36,28 @@ def parsed(text: str) -> Any:
     """
     require_shallow(text)
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+
+
+def read_json(path: Path) -> Any:
+    """Returns the value in a JSON file.
+
+    Raises:
+        InputError: missing, unreadable, too large, not JSON (NaN and 1e999 are not), or nested too deeply.
+    """
+    path = Path(path)
+    try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise InputError(
+                f"has {size:,} bytes", file=path, expected=f"at most {MAX_JSON_BYTES:,} in one JSON document"
+            )
+        return parsed(path.read_bytes().decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        found = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        raise InputError(found, file=path, line=error.lineno) from None
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
 
 
 def require_shallow(text: str) -> None:

@@ -18,7 +18,7 @@ from dpr.core.logs import get_logger
 from dpr.formats import checkpoints, run_folders
 from dpr.formats.run_folders import checkpoint_name
 from dpr.models.towers import Towers
-from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder
+from dpr.storage.durable import durable_folder, remove_folder, verify_folder
 from dpr.storage.leftovers import (
     HOST_BYTES,
     ProcessName,
@@ -26,7 +26,7 @@ from dpr.storage.leftovers import (
     this_process,
 )
 from dpr.storage.locks import RunLock
-from dpr.storage.untrusted import inside
+from dpr.storage.untrusted import inside, read_json
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import Callback, RunProgress, StoredRun
 

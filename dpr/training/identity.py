@@ -26,7 +26,7 @@ from dpr.models.properties import deciding_config, dropout_of
 from dpr.models.sources import files_of_model
 from dpr.models.towers import Towers
 from dpr.storage.checksums import shared_content
-from dpr.storage.durable import read_json
+from dpr.storage.untrusted import read_json
 from dpr.training.run import Callback, StoredRun
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, json_sha256
-from dpr.data.collator import judgement_identity
+from dpr.data.collator import passage_identity
 from dpr.data.settings import TextSettings
 from dpr.formats.vector_shards import open_shards
 from dpr.losses.stored_vectors import StoredVectors
@@ -90,7 +90,7 @@ def read_vectors(patterns: Sequence[str], namespaces: Sequence[str], *, setting:
     for ids, vectors in (chunk for shard in shards for chunk in shard.chunks()):
         for key in ids:
             passage = Passage("", id=key.decode())
-            keys += [judgement_identity(passage, namespace)[0] for namespace in namespaces]
+            keys += [passage_identity(passage, namespace)[0] for namespace in namespaces]
         chunks.append(vectors)
     size = sum(map(len, chunks))
     if not size:

@@ -29,7 +29,7 @@ from dpr.formats.documents.document import name_as_words
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.preparation.held_out import TRAIN, split_by_group
 from dpr.storage.durable import describe_file, durable_folder, read_manifest
 from dpr.storage.outputs import output
@@ -187,7 +187,7 @@ def lexical_negatives(
         return [[] for _ in questions]
     by_id = {str(passage.id): passage for passage in pool}
     index = Bm25Index.build(
-        Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()])
+        IndexTexts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()])
     )
     # One more than asked, for the positive; texts that repeat it are rare enough to cost a negative.
     _, ranked = index.search(questions, num_negatives + 1)

@@ -22,7 +22,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_questions
 from dpr.formats.results import read_trec_run
 from dpr.indexer.ranking import SearchResult
-from dpr.indexer.registry import Index, Texts
+from dpr.indexer.registry import Index, IndexTexts
 from dpr.indexer.vectors import VectorSource, blocks
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.retriever import Retriever
@@ -85,7 +85,9 @@ class ToyWords(ToyIndex):
     reads = "texts"
 
     @classmethod
-    def build(cls, corpus: Texts, settings: ToySettings, *, device: torch.device | str = "cpu") -> ToyWords:
+    def build(
+        cls, corpus: IndexTexts, settings: ToySettings, *, device: torch.device | str = "cpu"
+    ) -> ToyWords:
         return cls(list(corpus.ids), [text.split() for text in corpus.texts], settings)
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:

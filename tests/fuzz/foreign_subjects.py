@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from dpr.formats.model_folder import look
-from dpr.models.folders.dense import projected
 from dpr.models.folders.foreign_towers import ForeignTower
-from dpr.models.folders.modules import described_settings, read_modules, stated_length
 from dpr.models.folders.peft_adapter import adapter_tower
-from dpr.models.folders.static_table import static_tower
+from dpr.models.folders.sentence_transformers import projected, static_tower
+from dpr.models.folders.sentence_transformers_modules import described_settings, read_modules, stated_length
 from dpr.models.settings import EncoderSettings
 from tests.fuzz.mutations import BYTES, JSON, Mutation
 from tests.fuzz.subject import Files, Subject, contents

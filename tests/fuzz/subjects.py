@@ -35,7 +35,7 @@ from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.suites import read_suite
 from dpr.storage.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
 from dpr.training.checkpointing import CheckpointFolder

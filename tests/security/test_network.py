@@ -157,6 +157,6 @@ def test_a_folder_chooses_neither_kernels_nor_quantisation_nor_code(
         evil_folder(tmp_path / f"{name}-c", "AutoModelForSequenceClassification", given)
         for name, given in (("a", {}), ("b", values))
     ]
-    scores = [CrossEncoder.load(folder).score([("ba be", Passage("bi bo"))]) for folder in classifiers]
+    scores = [CrossEncoder.load(folder).log_odds([("ba be", Passage("bi bo"))]) for folder in classifiers]
     assert scores[0] == scores[1]
     assert not asked

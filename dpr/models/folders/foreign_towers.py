@@ -16,10 +16,12 @@ from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger, warn_once
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
-from dpr.data.tokenizer_files import append_end_token, steps_of
+from dpr.data.tokenizer_files import append_end_token, load_tokenizer, steps_of
+from dpr.formats.model_folder import ModelFolder
 from dpr.models.adapters import BaseModel
-from dpr.models.model_parts import ModelParts, present
-from dpr.models.properties import longest_sequence
+from dpr.models.backbones import load_backbone
+from dpr.models.model_parts import ModelParts, with_text_settings
+from dpr.models.properties import distinct_weights, longest_sequence
 from dpr.models.settings import EncoderSettings
 
 logger = get_logger(__name__)
@@ -52,6 +54,8 @@ class ForeignTower(NamedTuple):
     """Settings that follow from its weights: ``projection_dim`` and, of an adapter, rank, scale and layers."""
     base: BaseModel | None = None
     """Model that its adapter belongs to."""
+    backbone: Any = None
+    """That model."""
 
 
 def backbone_metadata(backbone: Any) -> tuple[int, bool]:
@@ -59,6 +63,29 @@ def backbone_metadata(backbone: Any) -> tuple[int, bool]:
     return longest_sequence(backbone, LONGEST), "token_type_ids" in inspect.signature(
         backbone.forward
     ).parameters
+
+
+def backbone_tower(folder: ModelFolder) -> ForeignTower:
+    """Reads a Hugging Face folder with a whole encoder and its tokenizer.
+
+    Raises:
+        InputError: it cannot be loaded.
+        CheckpointError: the model does not give a state for every token.
+    """
+    folder.require_safetensors()
+    backbone: Any = load_backbone(folder)
+    if (
+        backbone.config.is_encoder_decoder and hasattr(backbone, "decoder")
+    ) or backbone.config.model_type == "dpr":
+        raise CheckpointError(
+            f"is a {type(backbone).__name__}",
+            file=folder.path,
+            expected="one encoder that gives a vector for every token, such as a BERT",
+        )
+    weights = {f"backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
+    return ForeignTower(
+        folder.path, backbone.config, load_tokenizer(folder), weights, *backbone_metadata(backbone)
+    )
 
 
 def marks_segments(tower: ForeignTower, *texts: str) -> bool:
@@ -71,7 +98,7 @@ def marks_segments(tower: ForeignTower, *texts: str) -> bool:
     )
 
 
-def joined(
+def bi_encoder_of(
     question: ForeignTower,
     ctx: ForeignTower,
     settings: EncoderSettings,
@@ -106,7 +133,7 @@ def joined(
                 file=question.source.parent,
                 expected="two encoders of one kind, which differ in weights only",
             )
-    plain = _same_tokenizer(question, ctx)
+    plain = question is not ctx and _makes_questions_plain(question, ctx)
     of_ctx = min(lengths[1] or settings.sequence_length, ctx.longest)
     of_question = lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx
     of_question = min(of_question, question.longest)
@@ -143,7 +170,7 @@ def joined(
     tensorizer = Tensorizer(
         ctx.tokenizer, sequence_length=settings.sequence_length, question_length=settings.question_length
     )
-    settings = present(tensorizer, settings)
+    settings = with_text_settings(tensorizer, settings)
     towers = {"question": question} if question is ctx else {"question": question, "ctx": ctx}
     weights = {}
     for side, tower in towers.items():
@@ -153,18 +180,23 @@ def joined(
                 weights[f"question_model.{name.removesuffix('weight')}{side}.weight"] = tensor
             else:
                 weights[f"{side}_model.{name}"] = tensor
-    return ModelParts(settings, question.config, tensorizer, weights, stated=stated, base=question.base)
+    return ModelParts(
+        settings,
+        question.config,
+        tensorizer,
+        weights,
+        stated=stated,
+        base=question.base,
+        backbone=question.backbone,
+    )
 
 
-def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
-    """True if the tokenizer of questions makes typographic apostrophes plain, and so differs from that of
-    passages.
+def _makes_questions_plain(question: ForeignTower, ctx: ForeignTower) -> bool:
+    """True if the tokenizer of questions makes typographic apostrophes plain, and that of passages does not.
 
     Raises:
-        CheckpointError: it differs in anything else.
+        CheckpointError: they differ in anything else.
     """
-    if question is ctx:
-        return False
     # State that determines the ids of a text, except for its length.
     states: list[dict[str, Any]] = []
     for tokenizer in (question.tokenizer, ctx.tokenizer):
@@ -172,17 +204,15 @@ def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
         lengths = {"truncation": None, "padding": None, "truncation_side": tokenizer.truncation_side}
         states.append(state | lengths | {"normalizer": steps_of(state.get("normalizer"))})
     first, second = states
-    if first == second:
-        return False
     steps = first["normalizer"]
-    rule = steps[0] if steps else {}
-    if rule.get("pattern") == {"String": TYPOGRAPHIC_APOSTROPHE} and rule.get("content") == "'":
+    rule = steps[0] if steps and first != second else {}
+    makes_plain = rule.get("pattern") == {"String": TYPOGRAPHIC_APOSTROPHE} and rule.get("content") == "'"
+    if makes_plain:
         first["normalizer"] = steps[1:]
-        if first == second:
-            return True
-    differing = next(name for name in second if first[name] != second[name])
-    raise CheckpointError(
-        f"the tokenizers of questions and passages differ ({differing})",
-        file=question.source.parent,
-        expected="one tokenizer; the toolkit's towers share it",
-    )
+    if differing := [name for name in second if first[name] != second[name]]:
+        raise CheckpointError(
+            f"the tokenizers of questions and passages differ ({differing[0]})",
+            file=question.source.parent,
+            expected="one tokenizer; the toolkit's towers share it",
+        )
+    return makes_plain

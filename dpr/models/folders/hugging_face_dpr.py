@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from dpr.data.tokenizer_files import load_tokenizer
-from dpr.formats.model_folder import CONFIG, ModelFolder
+from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.models.backbones import load_weights, read_config
-from dpr.models.folders.foreign_towers import ForeignTower, joined
-from dpr.models.folders.modules import SIDES, stated_length
-from dpr.models.model_parts import ModelParts
+from dpr.models.folders.foreign_towers import ForeignTower, bi_encoder_of
+from dpr.models.folders.sentence_transformers_modules import SIDES, stated_length
+from dpr.models.model_parts import Given, ModelParts
 from dpr.models.properties import distinct_weights
-from dpr.models.settings import EncoderSettings
 
 QUESTION = "question_encoder"
 CTX = "ctx_encoder"
@@ -22,20 +20,31 @@ DPR_PAIR = (
 )
 
 
-def is_dpr(folder: ModelFolder) -> bool:
+def is_hf_dpr(folder: ModelFolder) -> bool:
     """True if a folder holds one encoder of a Hugging Face DPR pair."""
     return folder.has(CONFIG) and folder.settings(CONFIG).get("model_type") == "dpr"
 
 
-def dpr_parts(sides: Sequence[ModelFolder], settings: EncoderSettings) -> ModelParts:
+def is_hf_dpr_pair(folder: ModelFolder) -> bool:
+    """True if a folder holds both encoders of a Hugging Face DPR pair."""
+    has_both = all((folder.path / name / CONFIG).is_file() for name in (QUESTION, CTX))
+    return has_both and all(map(is_hf_dpr, _sides(folder)))
+
+
+def _sides(folder: ModelFolder) -> list[ModelFolder]:
+    return [look(folder.path / name, within=folder.path) for name in (QUESTION, CTX)]
+
+
+def read_hf_dpr(folder: ModelFolder, given: Given) -> ModelParts:
     """Reads the folders of the question and of the context tower."""
-    question, ctx = map(dpr_tower, sides)
+    sides = _sides(folder)
+    question, ctx = map(_hf_dpr_tower, sides)
     lengths = [stated_length(folder, side) for folder, side in zip(sides, SIDES, strict=True)]
-    settings = replace(settings, pooling="cls", normalize=False)
-    return joined(question, ctx, settings, lengths=lengths, own_text=True)
+    settings = replace(given.settings, pooling="cls", normalize=False)
+    return bi_encoder_of(question, ctx, settings, lengths=lengths, own_text=True)
 
 
-def dpr_tower(folder: ModelFolder) -> ForeignTower:
+def _hf_dpr_tower(folder: ModelFolder) -> ForeignTower:
     """Reads the question or the context tower, depending on the name of the folder.
 
     Raises:

@@ -1,28 +1,27 @@
-"""Finds out which library wrote a model's file or folder, and has it read: checkpoints of the toolkit and of the original DPR,
-folders of Hugging Face, sentence-transformers and peft.
+"""The layouts of models' files and folders: which one a folder has, what that states, and its reader.
 
-Statements of a folder take precedence over settings. Code in a folder is never run, and pickled weights are
-not read.
+Another layout is one more entry of ``_LAYOUTS``; if its parts lie in folders that no file names, these are also
+named in ``dpr.models.sources``. Statements of a folder take precedence over settings. Code in a folder is never
+run, and pickled weights are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.formats import checkpoints, run_folders
-from dpr.formats.model_folder import CONFIG, look
-from dpr.models.folders.foreign_towers import joined
-from dpr.models.folders.hugging_face import backbone_tower
-from dpr.models.folders.hugging_face_dpr import CTX, DPR_PAIR, QUESTION, dpr_parts, is_dpr
-from dpr.models.folders.modules import MODULES
-from dpr.models.folders.original_dpr import read_model_parts
-from dpr.models.folders.own_checkpoint import checkpoint_parts
+from dpr.formats.model_folder import CONFIG, ModelFolder, look
+from dpr.models.folders.foreign_towers import backbone_tower, bi_encoder_of
+from dpr.models.folders.hugging_face_dpr import DPR_PAIR, is_hf_dpr, is_hf_dpr_pair, read_hf_dpr
+from dpr.models.folders.original_dpr import read_original_dpr
+from dpr.models.folders.own_checkpoint import read_own_checkpoint
 from dpr.models.folders.peft_adapter import adapter_tower, is_adapter
-from dpr.models.folders.sentence_transformers import sentence_transformers_parts
-from dpr.models.model_parts import ModelParts
-from dpr.models.settings import EncoderSettings
+from dpr.models.folders.sentence_transformers import read_sentence_transformers
+from dpr.models.folders.sentence_transformers_modules import MODULES
+from dpr.models.model_parts import Given, ModelParts
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with"
@@ -31,32 +30,69 @@ EXPECTED = (
 )
 
 
-def is_backbone(folder: Path) -> bool:
-    """True if a folder holds a Hugging Face encoder alone, which does not state how it is used."""
+class Layout(NamedTuple):
+    """A layout of folders, by a test that these pass and their reader. ``states_vectors``: they state how a text
+    becomes a vector, so that no setting has to."""
+
+    fits: Callable[[ModelFolder], bool]
+    read: Callable[[ModelFolder, Given], ModelParts]
+    states_vectors: bool = True
+
+
+def _of_peft(folder: ModelFolder, given: Given) -> ModelParts:
+    tower = adapter_tower(folder, given)
+    return bi_encoder_of(tower, tower, given.settings)
+
+
+def _of_one_hf_dpr(folder: ModelFolder, given: Given) -> ModelParts:
+    found = "is the folder of one encoder of a Hugging Face DPR pair"
+    raise CheckpointError(found, file=folder.path, expected=DPR_PAIR)
+
+
+def _of_backbone(folder: ModelFolder, given: Given) -> ModelParts:
+    tower = backbone_tower(folder)
+    return bi_encoder_of(tower, tower, given.settings)
+
+
+OWN = Layout(lambda folder: checkpoints.is_checkpoint(folder.path), read_own_checkpoint)
+"""A checkpoint of this toolkit. Only its encoder's folder may come from elsewhere."""
+BACKBONE = Layout(lambda folder: folder.has(CONFIG), _of_backbone, states_vectors=False)
+"""A Hugging Face encoder alone."""
+# Of the layouts that fit a folder, it has the first.
+_LAYOUTS = (
+    Layout(lambda folder: folder.has(MODULES), read_sentence_transformers),
+    Layout(is_hf_dpr_pair, read_hf_dpr),
+    Layout(is_adapter, _of_peft, states_vectors=False),
+    Layout(is_hf_dpr, _of_one_hf_dpr),
+    BACKBONE,
+)
+
+
+def layout_of(path: Path) -> tuple[Layout | None, ModelFolder]:
+    """Returns the layout of a folder, or of the checkpoint that a run's folder stands for, and that folder. The
+    layout is None if it holds no model.
+
+    Raises:
+        InputError: the folder may not be read.
+    """
+    folder = run_folders.resolve_checkpoint(path)
+    if checkpoints.is_checkpoint(folder):
+        return OWN, ModelFolder(folder)
     found = look(folder)
-    is_stated = checkpoints.is_checkpoint(folder) or found.has(MODULES) or is_dpr(found)
-    return found.has(CONFIG) and not is_stated
+    return next((layout for layout in _LAYOUTS if layout.fits(found)), None), found
 
 
 def read_model(
-    path: Path,
-    settings: EncoderSettings,
-    *,
-    base: str | None = None,
-    special_tokens: Sequence[str] = (),
-    trailing_sep: bool = True,
+    path: Path, given: Given, *, special_tokens: Sequence[str] = (), trailing_sep: bool = True
 ) -> tuple[ModelParts, Path]:
     """Reads the model in a file or folder; returns its parts and the folder in which it was found.
-
-    ``settings`` supply what a third-party folder does not state. ``base`` names the model to which its
-    adapters, or a file of the original, belong.
 
     Raises:
         CheckpointError: there is none, or it is invalid.
     """
     if path.is_file():  # of the original DPR: models of this toolkit and of other libraries are folders
-        parts = read_model_parts(
-            path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep
+        parts = read_original_dpr(
+            path, pretrained_model_cfg=given.base, special_tokens=special_tokens, trailing_sep=trailing_sep
         )
         return parts, path
     if not path.exists():
@@ -65,29 +101,12 @@ def read_model(
         raise CheckpointError(
             "there is no such file or folder", file=path, expected=" or ".join(sorted(others)[-3:]) or None
         )
-    folder = run_folders.resolve_checkpoint(path)
-    run_folders.warn_of_verdict(folder)
     try:
-        if checkpoints.is_checkpoint(folder):
-            return checkpoint_parts(folder, settings.pooling), folder
-        found = look(folder)
-        if found.has(MODULES):
-            return sentence_transformers_parts(found, settings, base), folder
-        if all((folder / name / CONFIG).is_file() for name in (QUESTION, CTX)):
-            sides = [look(folder / name, within=folder) for name in (QUESTION, CTX)]
-            if all(map(is_dpr, sides)):
-                return dpr_parts(sides, settings), folder
-        if is_adapter(found):
-            tower = adapter_tower(found, base)
-        elif is_dpr(found):
-            raise CheckpointError(
-                "is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR
-            )
-        elif found.has(CONFIG):
-            tower = backbone_tower(found)
-        else:
+        layout, folder = layout_of(path)
+        run_folders.warn_of_verdict(folder.path)
+        if layout is None:
             raise CheckpointError("is not a checkpoint", file=path, expected=EXPECTED)
-        return joined(tower, tower, settings), folder
+        return layout.read(folder, given), folder.path
     except CheckpointError:
         raise
     except InputError as error:

@@ -1,11 +1,9 @@
-"""Reader and writer of the towers in a checkpoint file of the original DPR."""
+"""Reader of the towers in a checkpoint file of the original DPR."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.data.tensorizer import Tensorizer
@@ -19,7 +17,7 @@ from dpr.models.sources import base_model
 TOWERS = ("question_model", "ctx_model")
 
 
-def read_model_parts(
+def read_original_dpr(
     path: Path,
     *,
     pretrained_model_cfg: str | None = None,
@@ -64,22 +62,3 @@ def read_model_parts(
         of_backbone = tower in TOWERS and not rest.startswith("encode_proj.")
         weights[f"{tower}.backbone.{rest}" if of_backbone else name] = tensor
     return ModelParts(settings, config, tensorizer, weights)
-
-
-def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
-    """Renames weights for the original's loader, which requires both towers and their poolers. The poolers
-    are zero; nothing uses them."""
-    named = {
-        name.replace("_model.backbone.", "_model.", 1): tensor
-        for name, tensor in weights.items()
-        if name.startswith(TOWERS)
-    }
-    if shared:
-        named |= {
-            name.replace("question_model.", "ctx_model.", 1): tensor.clone() for name, tensor in named.items()
-        }
-    for tower in TOWERS:
-        words = named[f"{tower}.embeddings.word_embeddings.weight"]
-        named[f"{tower}.pooler.dense.weight"] = words.new_zeros(words.shape[1], words.shape[1])
-        named[f"{tower}.pooler.dense.bias"] = words.new_zeros(words.shape[1])
-    return named

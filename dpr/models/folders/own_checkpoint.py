@@ -10,11 +10,11 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.formats.model_folder import CONFIG, look
+from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.formats.record_fields import is_finite_number
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import read_config, refuse_impossible_sizes
-from dpr.models.model_parts import ModelParts
+from dpr.models.model_parts import Given, ModelParts
 from dpr.models.pooling import is_user_defined
 from dpr.models.settings import EncoderSettings
 from dpr.storage.untrusted import describe
@@ -22,7 +22,13 @@ from dpr.storage.untrusted import describe
 _LARGEST = 1 << 20
 
 
-def checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
+def read_own_checkpoint(stored_in: ModelFolder, given: Given) -> ModelParts:
+    """Reads the model in a checkpoint. Of what was ``given``, it needs the pooling alone, if that is a class.
+
+    Raises:
+        CheckpointError: it is damaged, or of another version.
+    """
+    folder = stored_in.path
     checkpoints.check_whole(folder)
     file = folder / checkpoints.SETTINGS_FILE
     stored = checkpoints.read_settings(folder)
@@ -46,7 +52,7 @@ def checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     for key, value in known.items():
         if isinstance(value, int) and value > _LARGEST:  # such a projection would take all memory
             raise CheckpointError(f"{key} is {value}", file=file, expected=f"at most {_LARGEST}")
-    if is_user_defined(settings.pooling) and settings.pooling != given_pooling:
+    if is_user_defined(settings.pooling) and settings.pooling != given.settings.pooling:
         raise CheckpointError(
             f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run",
             file=file,
@@ -80,7 +86,7 @@ def checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         question_length=settings.question_length,
         append_eos=settings.append_eos,
     )
-    tensorizer.present(settings.part(TextSettings))
+    tensorizer.set_text_settings(settings.part(TextSettings))
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     return ModelParts(
         settings,

@@ -14,6 +14,7 @@ from dpr.formats.record_fields import is_finite_number
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
 from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
+from dpr.models.model_parts import Given
 from dpr.models.sources import base_model
 from dpr.storage.untrusted import describe
 
@@ -42,8 +43,8 @@ def is_adapter(folder: ModelFolder) -> bool:
     return folder.has(_CONFIG) and not list(folder.path.glob("model*.safetensors"))
 
 
-def adapter_tower(folder: ModelFolder, given: str | None = None) -> ForeignTower:
-    """Reads the tower of an adapter. ``given`` names its base model in place of the name in its file.
+def adapter_tower(folder: ModelFolder, given: Given = Given()) -> ForeignTower:  # noqa: B008 (immutable)
+    """Reads the tower of an adapter, and the model that it belongs to.
 
     Raises:
         InputError: a file is absent or damaged, or the model it belongs to is not on this machine.
@@ -77,9 +78,9 @@ def adapter_tower(folder: ModelFolder, given: str | None = None) -> ForeignTower
             file=file,
             expected=f"numbers; the weights have rank {sorted(ranks)}",
         )
-    with base_model(given, stated.get("base_model_name_or_path"), file) as name:
+    with base_model(given.base, stated.get("base_model_name_or_path"), file) as name:
         base = folder_or_name(name)
-        backbone: Any = load_backbone(base)
+        backbone: Any = load_backbone(base, dropout=given.dropout, attention_dropout=given.attention_dropout)
         has_tokenizer = any(folder.has(file) for file in _TOKENIZER_FILES)
         tokenizer = load_tokenizer(folder if has_tokenizer else base)
     settings = {
@@ -96,4 +97,5 @@ def adapter_tower(folder: ModelFolder, given: str | None = None) -> ForeignTower
         *backbone_metadata(backbone),
         settings,
         BaseModel(name, ""),
+        backbone,
     )

@@ -12,7 +12,8 @@ from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
 from dpr.evaluation.metric_names import is_baseline
 from dpr.formats.run_folders import RUN_FILE, VERDICT_FILE, checkpoint_name, write_run
-from dpr.storage.durable import read_json, write_json
+from dpr.storage.durable import write_json
+from dpr.storage.untrusted import read_json
 from dpr.training.run import Callback, Run
 from dpr.training.validations.protocol import (
     Metrics,

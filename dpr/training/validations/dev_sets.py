@@ -13,7 +13,7 @@ from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
 from dpr.core.compute_settings import autocast
 from dpr.core.distributed import current_ranks, gather_uneven_rows, largest_over_ranks, sum_over_ranks
 from dpr.core.logs import counted
-from dpr.data.collator import Collator, identity_table, judgement_identity
+from dpr.data.collator import Collator, identity_table, passage_identity
 from dpr.data.loader import data_row
 from dpr.data.order import rank_slice
 from dpr.data.settings import DataSetSettings
@@ -224,7 +224,7 @@ class AverageRankValidation(DevSetValidation):
         first = int(gather_uneven_rows(torch.tensor([num_slots]))[: ranks.rank].sum())
         ids = gather_uneven_rows(torch.cat(identities))
         known = [
-            [judgement_identity(passage, source.name) for passage in source.known_positives(row)]
+            [passage_identity(passage, source.name) for passage in source.known_positives(row)]
             for row in mine
         ]
         candidates = find_candidates(

@@ -39,7 +39,7 @@ from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import RunningSearch
 from dpr.indexer.ranking import RunningTopK, SearchResult, fuse_linear, to_rankings
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.indexer.vectors import check_finite
 from dpr.models.towers import Towers
@@ -227,7 +227,7 @@ def evaluator_of(options: RetrievalValidationSettings) -> Evaluator:
 def lexical_search(source: PassageSource, questions: Sequence[Question], depth: int) -> SearchResult:
     """Returns the passages that BM25 ranks highest in the whole corpus, which it indexes in memory."""
     ids = [str(passage.id) for passage in source.read()]
-    index = Bm25Index.build(Texts(ids, (f"{passage.title} {passage.text}" for passage in source.read())))
+    index = Bm25Index.build(IndexTexts(ids, (f"{passage.title} {passage.text}" for passage in source.read())))
     return index.search([question.text for question in questions], depth)
 
 

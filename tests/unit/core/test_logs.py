@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core import logs
-from dpr.core.logs import Progress, configure_by_default, counted, details_in, shows_bars
+from dpr.core.logs import ProgressBar, configure_by_default, counted, details_in, shows_bars
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def test_progress_is_a_line_within_a_part_too_and_then_once_a_minute(
     monkeypatch.setattr("dpr.core.logs.time.monotonic", lambda: now[0])
     monkeypatch.setattr("dpr.core.logs.shows_bars", lambda stream: False)
     with caplog.at_level("INFO", logger="dpr"):
-        progress = Progress("embedding", 1_000)
+        progress = ProgressBar("embedding", 1_000)
         for second in range(1, 101):
             now[0] = float(second)
             progress.under_way(10) if second <= 99 else progress.advance(1_000, 5_000)
@@ -119,7 +119,7 @@ def test_progress_is_a_line_within_a_part_too_and_then_once_a_minute(
     # What is done before its first line is due says nothing.
     caplog.clear()
     with caplog.at_level("INFO", logger="dpr"):
-        Progress("embedding", 10).advance(10, 50)
+        ProgressBar("embedding", 10).advance(10, 50)
     assert not caplog.records
 
 
@@ -149,7 +149,7 @@ def test_of_several_at_a_time_the_first_is_shown(
     left = counted("ab", "left", unit="letters")
     next(left)
     del left
-    Progress("never closed", 2).advance(1)
+    ProgressBar("never closed", 2).advance(1)
     assert lines_of(caplog, monkeypatch, counted(range(0, 5, 2), "steps")) == [
         "steps: 2 of 5 passages",
         "steps: 4 of 5 passages",
@@ -166,10 +166,10 @@ def test_a_bar_is_drawn_of_what_takes_longer_than_a_second(
     monkeypatch.setattr("dpr.core.logs.time.monotonic", lambda: now[0])
     monkeypatch.setattr("dpr.core.logs.shows_bars", lambda stream: True)
     for seconds in (0.1, 1.0):
-        progress = Progress("embedding", 4)
+        progress = ProgressBar("embedding", 4)
         for _ in range(4):
             now[0] += seconds
-            inner = Progress("reading", 1)
+            inner = ProgressBar("reading", 1)
             now[0] += seconds
             inner.advance(1)
             inner.close()

@@ -11,7 +11,7 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Augmentation, Collator, DataRow, Selection, judgement_identity
+from dpr.data.collator import Augmentation, Collator, DataRow, Selection, passage_identity
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import GlobalBatchDataset, batch_loader, data_row
 from dpr.data.settings import DataSetSettings
@@ -54,20 +54,11 @@ def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensor
     assert batch.positive_idx.tolist() == [0, 3, 6]
     assert len(batch.contexts) == 4
     assert batch.context_row.tolist() == [0, 1, 2, 1, 3, 0, 2, 0, 0]
-    assert (
-        batch.context_ids[1].tolist() == batch.context_ids[3].tolist() == list(judgement_identity(B, "tiny"))
-    )
+    assert batch.context_ids[1].tolist() == batch.context_ids[3].tolist() == list(passage_identity(B, "tiny"))
     assert batch.context_ids[5].tolist() == [0, 0]
     assert (
         batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum()) == 3 * 3 + 4 * 3
     )
-
-
-def test_the_order_within_a_question_is_positive_other_hard(tensorizer: Tensorizer) -> None:
-    batch = collate(tensorizer, [TrainingSample("ca", (A,), (B,), (C,))], 1, 1)
-    assert [tuple(pair) for pair in batch.context_ids.tolist()] == [
-        judgement_identity(passage, "tiny") for passage in (A, C, B)
-    ]
 
 
 def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer: Tensorizer) -> None:
@@ -78,14 +69,14 @@ def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer
         {tuple(pair) for pair, valid in zip(row.tolist(), mask.tolist(), strict=True) if valid}
         for row, mask in zip(batch.known_positive_ids, batch.known_positive_valid, strict=True)
     ]
-    assert known[0] == known[1] == {judgement_identity(passage, "tiny") for passage in (A, B, D)}
-    assert known[2] == {judgement_identity(C, "tiny")}
+    assert known[0] == known[1] == {passage_identity(passage, "tiny") for passage in (A, B, D)}
+    assert known[2] == {passage_identity(C, "tiny")}
 
 
 def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None:
     def same(one: Passage, other: Passage, namespace: str = "a") -> bool:
-        names = names_of(torch.tensor(judgement_identity(one, "a")))
-        others = names_of(torch.tensor(judgement_identity(other, namespace)))
+        names = names_of(torch.tensor(passage_identity(one, "a")))
+        others = names_of(torch.tensor(passage_identity(other, namespace)))
         return any(bool(mine == theirs) for mine, theirs in zip(names, others, strict=True))
 
     assert same(Passage("x", id="7"), Passage("y", id="7"))
@@ -106,7 +97,7 @@ def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None
 def test_identities_of_texts_in_the_usual_form_stay_as_they_are() -> None:
     """Token stores hold them, and resumed runs compare them."""
     passage = Passage("L'\xe9t\xe9 de 10 ans", "T")
-    assert judgement_identity(passage, "a") == (-5853434909548537207, -5853434909548537207)
+    assert passage_identity(passage, "a") == (-5853434909548537207, -5853434909548537207)
 
 
 def selected(sample: TrainingSample, num_hard: int, num_other: int = 0, **options: Any) -> Selection:
@@ -180,7 +171,7 @@ def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer
         "ba",
         "[SEP]",
     ]
-    assert batch.context_ids[0].tolist() == list(judgement_identity(sample.positives[0], "tiny")), (
+    assert batch.context_ids[0].tolist() == list(passage_identity(sample.positives[0], "tiny")), (
         "judged as the passage it is"
     )
 

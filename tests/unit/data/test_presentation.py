@@ -27,7 +27,7 @@ TWICE = TextSettings(title_template="{title} {title} {text}")
 
 def tensorizer_of(kind: str, text: TextSettings, **lengths: Any) -> Tensorizer:
     made = Tensorizer(TOKENIZERS[kind], **{"sequence_length": 32, **lengths})
-    made.present(text)
+    made.set_text_settings(text)
     return made
 
 
@@ -115,7 +115,7 @@ def test_a_prompt_that_would_be_cut_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"encoder.sequence_length=5 .* encoder.passage_prompt.* 6 or more"):
         tensorizer_of("bert", TextSettings(passage_prompt="bi "), sequence_length=5)
     with pytest.raises(ConfigError, match="cuts texts at their beginning"):
-        Tensorizer(fast_tokenizer("bert", truncation_side="left"), sequence_length=32).present(TEXT)
+        Tensorizer(fast_tokenizer("bert", truncation_side="left"), sequence_length=32).set_text_settings(TEXT)
     with pytest.raises(ConfigError, match=r"train.augment.crop_tokens=5 leaves no room"):
         Collator(
             tensorizer_of("bert", TEXT),

@@ -72,12 +72,6 @@ def test_a_long_title_is_cut_as_the_tokenizer_cuts_it_without_asking_it_to(
     assert ours.passage_tokens(passages) == expected
 
 
-def test_questions_have_their_own_length(folder: Path) -> None:
-    both = tensorizer(folder, 12, question_length=4)
-    assert len(both.question_tokens(["ba be bi bo bu"])[0]) == 4
-    assert len(both.passage_tokens([Passage("ba be bi bo bu")])[0]) == 7
-
-
 def test_the_typographic_apostrophe_becomes_plain_in_questions_only(folder: Path) -> None:
     assert (
         normalize_question("l\N{RIGHT SINGLE QUOTATION MARK}a \N{LEFT SINGLE QUOTATION MARK}b")

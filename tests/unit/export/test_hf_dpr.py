@@ -13,9 +13,8 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.export.folders import export_folder
+from dpr.export.folders import check, edge_cases, export_folder
 from dpr.export.formats import format_of
-from dpr.export.library_check import check, edge_cases
 from dpr.export.merging import merged
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, shared
@@ -89,7 +88,7 @@ def test_edge_cases_are_what_they_say(tmp_path: Path) -> None:
 def test_without_the_library_the_folder_is_written_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dpr.export.library_check.version_of", lambda package: None)
+    monkeypatch.setattr("dpr.export.folders.version_of", lambda package: None)
     export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "sentence-transformers", source="model")
     assert (
         "not checked, since sentence-transformers is not installed: pip install sentence-transformers"

@@ -13,7 +13,7 @@ import pytest
 
 from dpr.core.records import Passage
 from dpr.export import onnx
-from dpr.export.library_check import check, edge_cases
+from dpr.export.folders import check, edge_cases
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from tests.architecture.source_files import REPOSITORY

@@ -17,9 +17,8 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
-from dpr.export.folders import export_folder
+from dpr.export.folders import edge_cases, export_folder
 from dpr.export.formats import format_of
-from dpr.export.library_check import edge_cases
 from dpr.export.merging import merged
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.formats.corpora import write_passages

@@ -14,7 +14,7 @@ from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import to_rankings
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 
 # nDCG@10, recall@10, recall@100, top-1. k1 0.9, b 0.4, title and text joined. Stated to three decimals; where
 # passages tie, the last of them may differ.
@@ -52,7 +52,7 @@ def squad(folder: Path) -> Collection:
 @pytest.mark.parametrize("name", list(REFERENCE))
 def test_bm25_metrics_are_the_published_ones(name: str, shared_data: Path) -> None:
     texts, questions, qrels = (squad if name == "squad" else beir)(shared_data / name)
-    index = Bm25Index.build(Texts(list(texts), texts.values()))
+    index = Bm25Index.build(IndexTexts(list(texts), texts.values()))
     asked = [question for question in qrels if question in questions]
     rankings = to_rankings(index.search([questions[question] for question in asked], 100))
     each = evaluate_questions(

@@ -14,7 +14,7 @@ from dpr.core.records import Passage
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels
 from dpr.integrations.mteb import MtebModel
-from dpr.retrieval.dense import DenseRetriever
+from dpr.retrieval.dense import DenseSide
 from tests.helpers.indexes import exact_index
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
@@ -65,9 +65,7 @@ def figures(world: World) -> dict[str, float]:
     index = exact_index(
         [str(passage.id) for passage in world.passages], world.model.encode_passages(world.passages)
     )
-    rankings = DenseRetriever(world.model, index).retrieve(
-        [question.text for question in world.questions], 60
-    )
+    rankings = DenseSide(world.model, index).retrieve([question.text for question in world.questions], 60)
     run = {question.id: ranking for question, ranking in zip(world.questions, rankings, strict=True)}
     return mean_metrics(evaluate_questions(run, read_qrels(world.path("qrels.tsv"))))
 

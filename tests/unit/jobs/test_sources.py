@@ -145,16 +145,7 @@ def test_options_reach_the_source() -> None:
         ),
         ("s", {"s": {}}, "set datasets.s.file=<path>"),
         ("s", {"s": {"file": "a", "fil": "b"}}, "unknown setting datasets.s.fil; did you mean file?"),
-        ("s", {"s": {"file": "a", "normalize": "yes"}}, "datasets.s.normalize='yes' is not true or false"),
-        (
-            "s",
-            {"s": {"file": "a", "encoder_type": "both"}},
-            "datasets.s.encoder_type=both is not known; choose",
-        ),
-        ("s", {"s": {"file": "a", "selector": True}}, "selector=True is not a whole number or a text"),
         ("s", {"s": {"file": "a", "selector": 1.5}}, "selector=1.5 is not a whole number or a text"),
-        ("s", {"s": {"file": "a", "selector": -1}}, "selector=-1 is out of range; it must be at least 0"),
-        ("s", {"s": {"file": "a", "weight": "much"}}, "datasets.s.weight='much' is not a number"),
         ("s", {"s": {"file": "a", "weight": -1.0}}, "weight=-1.0 is out of range; it must be at least 0"),
         (
             "s",

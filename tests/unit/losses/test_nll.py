@@ -12,7 +12,7 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.records import WHOLE_DOCUMENT, Passage
-from dpr.data.collator import judgement_identity
+from dpr.data.collator import passage_identity
 from dpr.losses.candidates import MASKED_SCORE, find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
@@ -159,7 +159,7 @@ def test_equal_texts_under_different_ids_are_one_passage_on_every_rank(seed: int
         return rng.choice([None, *"abcdefgh"]), rng.choice("stuvwxyz")
 
     def identities(listed: list[tuple[str | None, str]]) -> torch.Tensor:
-        return torch.tensor([judgement_identity(Passage(text, id=key), "set") for key, text in listed])
+        return torch.tensor([passage_identity(Passage(text, id=key), "set") for key, text in listed])
 
     slots = [drawn() for _ in range(12)]
     known = [[slots[3 * question], *(drawn() for _ in range(rng.randint(0, 2)))] for question in range(4)]
@@ -195,7 +195,7 @@ def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) 
     for has_ids in (True, False):
         numbers = iter("abcdefgh" if has_ids else [None] * 8)
         passages = [Passage(text, id=next(numbers)) for row in rows for text in row[1:]]
-        ids = torch.tensor([judgement_identity(passage, "set") for passage in passages])
+        ids = torch.tensor([passage_identity(passage, "set") for passage in passages])
         known, valid = ids[::2][:, None], torch.ones(4, 1, dtype=torch.bool)
         token, positives = TokenBatch.from_lists([[1]]), torch.arange(0, 8, 2)
         listed = torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.bool)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.data.collator import judgement_identity
+from dpr.data.collator import passage_identity
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.losses.filtered_nll import Nll
 from dpr.losses.objective import Objective
@@ -70,9 +70,7 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(
     guide = read_vectors(files, namespaces, setting="loss.guide")
     assert loss.content() == {"guide": guide.fingerprint}
     asked = [("other", "p4"), ("one", "p0"), ("third", "p0"), ("one", "p9"), ("one", "p2")]
-    ids = torch.tensor(
-        [judgement_identity(Passage("any text", id=key), namespace) for namespace, key in asked]
-    )
+    ids = torch.tensor([passage_identity(Passage("any text", id=key), namespace) for namespace, key in asked])
     is_found, found = guide.find(ids)
     assert is_found.tolist() == [True, True, False, False, True]
     assert not found[2:4].any(), "an id of another namespace, and one that the shards do not have"

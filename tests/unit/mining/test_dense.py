@@ -23,7 +23,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import SearchResult
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.jobs.mine import dense_search
 from dpr.mining import search as searches
 from dpr.mining.search import DenseSearch, LexicalSearch, Search
@@ -88,7 +88,9 @@ def dense_scores(model: BiEncoder) -> Scores:
 
 def lexical_scores() -> Scores:
     index = Bm25Index.build(
-        Texts([str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()])
+        IndexTexts(
+            [str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()]
+        )
     )
 
     @cache

@@ -19,7 +19,7 @@ from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.mining import blocks
 from dpr.mining import search as searches
 from dpr.mining.negatives import Mining
@@ -70,7 +70,9 @@ def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
         MiningSettings(per_question=3),
         corpus=tmp_path / "corpus.tsv",
     )
-    index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
+    index = Bm25Index.build(
+        IndexTexts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
+    )
     for number, record in enumerate(records(tmp_path / "out.jsonl")):
         scores, (found,) = index.search([record["question"]], 100)
         ranks = {
@@ -101,18 +103,6 @@ def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path) -> None:
     mined = open_training_set(tmp_path / "out.jsonl", name="mined")
     assert len(mined) == len(data)
     assert not (tmp_path / "out.jsonl.mining").exists()
-
-
-def test_positives_of_other_rows_with_the_same_question_are_no_negatives(tmp_path: Path) -> None:
-    texts = {"ba be bi": "ba be", "ba be bo fu": "ba be", "ba da": "x"}
-    rows = [TrainingSample(question, (Passage(text),)) for text, question in texts.items()]
-    mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
-    first, second, _ = records(tmp_path / "out.jsonl")
-    assert (
-        [entry["text"] for entry in first["hard_negative_ctxs"]]
-        == ["ba da"]
-        == [e["text"] for e in second["hard_negative_ctxs"]]
-    )
 
 
 @pytest.mark.parametrize("damaged", ["", "part"])
@@ -267,7 +257,9 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
     ]
     rows[5] = replace(rows[5], positives=(Passage("elsewhere"), *rows[5].positives))
     train_set(tmp_path, [*rows, replace(rows[0], positives=(Passage("elsewhere"),))])
-    index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
+    index = Bm25Index.build(
+        IndexTexts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
+    )
     _, found = index.search([row.question for row in rows], keep_within)
     kept = [number for number, keys in enumerate(found) if f"d{number}" in keys]
     assert 0 < len(kept) < len(rows)
@@ -302,17 +294,3 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
     assert "2 of 2 questions have no mined negatives (0 candidates" in caplog.text
     mine(train, tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
     assert "2 questions left out, since no positive is among the first found" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["Chinese", "Japanese", "Thai", "Korean"])
-def test_negatives_are_found_in_scripts_without_spaces(tmp_path: Path, name: str) -> None:
-    fixture = json.loads(
-        (Path(__file__).parents[2] / "fixtures" / "unspaced_scripts.json").read_text(encoding="utf-8")
-    )[name]
-    passages = [Passage(text, id=str(number)) for number, text in enumerate(fixture["passages"])]
-    rows = [TrainingSample(question, (passages[right],)) for question, right in fixture["questions"]]
-    write_passages(tmp_path / "corpus.tsv", passages)
-    counts = mine(
-        train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings(), corpus=tmp_path / "corpus.tsv"
-    )["counts"]
-    assert counts["negatives"] >= 3

@@ -104,11 +104,6 @@ def test_near_duplicates_of_a_positive_are_left_out() -> None:
     assert chosen(found) == ([2], {"near-duplicate of a positive": 1})
 
 
-def test_repeats_of_a_negative_are_left_out() -> None:
-    found = candidates("X Y Z", "Z Y X")
-    assert chosen(found) == ([1], {"repeats another negative": 1})
-
-
 def test_passages_that_hold_an_answer_are_left_out() -> None:
     found = candidates("Paris is large", "comparison is nothing", "London is large")
     assert chosen(found, answers=("paris",)) == ([2, 3], {"holds an answer": 1})

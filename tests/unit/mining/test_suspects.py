@@ -16,7 +16,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.mining import search as searches
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import WORDS, static_folder, tiny_model
@@ -69,7 +69,7 @@ def expected(rows: list[dict[str, Any]]) -> list[tuple[float, str, int]]:
     )
     model, words = (
         BiEncoder.load("model"),
-        Bm25Index.build(Texts([str(n) for n in range(len(texts))], [f" {text}" for text in texts])),
+        Bm25Index.build(IndexTexts([str(n) for n in range(len(texts))], [f" {text}" for text in texts])),
     )
     asked = [row["question"] for row in rows]
     sides = [

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from dpr.adaptation.choices import states_vectors
 from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
 from dpr.models.biencoder import BiEncoder
-from tests.helpers.tiny import WORDS, encoder_folder
+from dpr.models.folders.layouts import BACKBONE, layout_of
+from tests.helpers.tiny import WORDS, encoder_folder, tiny_model
 
 QUESTIONS = ["ba be bi", "", "Ba be BI", "don\u2019t ca ce?", " ".join(WORDS[:40])]
 PASSAGES = [Passage(text, title) for text in QUESTIONS for title in ("", "bi bo", " ".join(WORDS[:30]))]
@@ -122,3 +124,13 @@ def test_towers_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(str(folder / "ctx_encoder"))
     with pytest.raises(CheckpointError, match="the tokenizers of questions and passages differ"):
         BiEncoder.load(folder)
+
+
+def test_layouts_say_which_folders_state_their_vectors(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "encoder", shared=True).save(tmp_path / "own")
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "modules.json").write_text("[]")
+    stating = [pair(tmp_path / "pair"), tmp_path / "own", tmp_path / "library"]
+    assert [states_vectors(str(folder)) for folder in stating] == [True] * 3
+    assert not states_vectors(str(tmp_path / "encoder")) and not states_vectors(str(tmp_path / "absent"))
+    assert layout_of(tmp_path / "encoder")[0] is BACKBONE and layout_of(tmp_path / "absent")[0] is None

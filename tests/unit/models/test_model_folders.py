@@ -24,7 +24,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
 from dpr.storage import durable
-from dpr.storage.durable import read_json
+from dpr.storage.untrusted import read_json
 from dpr.training.command_settings import TrainCommand
 from tests.helpers.jobs import search
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples, tiny_model

@@ -102,6 +102,7 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
         (lambda *_: dpr.evaluate, "dpr evaluate and dpr retrieve compute"),
         (lambda *_: dpr.TrainingArguments, "BiEncoderTrainer(model, train_sets=..."),
         (lambda *_: BiEncoder.from_pretrained("a", prompts={"query": ""}), "BiEncoder.load(name, prompts={"),
+        (lambda *_: BiEncoder("a", prompts={"query": 3}), "prompts is an object; give texts by name"),
         (lambda *_: EncoderSettings(query_prefix="query: "), 'EncoderSettings(query_prompt="query: "'),
         (lambda model, _: model.start_multi_process_pool(["cpu"]), "encode(texts) uses all cores"),
         (lambda model, _: model.add_adapter(None), 'EncoderSettings(adapter="lora", lora_rank=16)'),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError, ConfigError
+from dpr.models import backbones
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.models.sources import files_of_model
@@ -93,6 +94,22 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, value: str) -> Non
     file.write_text(file.read_text().replace('"lora_alpha": 7', f'"lora_alpha": {value}'))
     with pytest.raises(CheckpointError, match=r"and lora_alpha .*, expected numbers"):
         BiEncoder.load(tmp_path / "adapter")
+
+
+def test_the_base_is_loaded_once_with_the_dropout_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def load_weights(*given: Any, **options: Any) -> Any:
+        loaded.append(given)
+        return backbones_load_weights(*given, **options)
+
+    backbones_load_weights = backbones.load_weights
+    adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
+    monkeypatch.setattr(backbones, "load_weights", load_weights)
+    model = BiEncoder.load(tmp_path / "adapter", dropout=0.3)
+    assert len(loaded) == 1 and model.ctx_model.config.hidden_dropout_prob == 0.3
 
 
 def test_the_base_is_sought_where_the_folder_or_the_command_says(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ by its folder."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from dpr.core.batch import TokenBatch
@@ -93,6 +96,29 @@ def test_its_folder_keeps_everything(tmp_path: Path) -> None:
     loaded = BiEncoder.load(tmp_path / "model")
     assert loaded.fingerprint == model.fingerprint and loaded.stored_temperature == 0.05
     assert (loaded.encode(["ba be bi", ""]) == model.encode(["ba be bi", ""])).all()
+
+
+def test_opening_one_imports_none_of_transformers_models(tmp_path: Path) -> None:
+    tiny_model(static_folder(tmp_path / "encoder"), shared=True, pooling="idf").save(tmp_path / "model")
+    program = (
+        "import sys; from dpr import BiEncoder; BiEncoder.load(sys.argv[1]).encode_questions(['ba be'])\n"
+        "print({'transformers.modeling_utils', 'torch._dynamo', 'scipy', 'peft'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "model")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_folder_that_transformers_wrote_of_one_is_read(tmp_path: Path) -> None:
+    model = tiny_model(static_folder(tmp_path), shared=True, pooling="mean")
+    rows = model.question_model.backbone.words.weight.detach()
+    save_file({"words.weight": rows.half()}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    opened = BiEncoder.from_pretrained(str(tmp_path), model.settings).question_model.backbone
+    assert (opened.words.weight == rows.half().to(rows)).all() and not opened.training
+    save_file({"words.weight": rows[:-1].contiguous()}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="of another shape: words"):
+        BiEncoder.from_pretrained(str(tmp_path), model.settings)
 
 
 def test_memory_is_counted_for_distinct_tokens(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.dense import check_vectors_are_of
+from dpr.retrieval.dense import fit_to_vectors
 from tests.helpers.tiny import sentence, tiny_model
 
 TEXTS = ["ba be bi", "ko ku", "sa"]
@@ -64,7 +64,7 @@ def test_vectors_of_different_widths_never_meet(tmp_path: Path) -> None:
         open_shards([tmp_path / "narrow_0", tmp_path / "whole_0"])
 
     model, shards = BiEncoder.load(tmp_path / "model"), open_shards([tmp_path / "narrow_0"])
-    check_vectors_are_of(model, shards)
+    fit_to_vectors(model, shards)
     assert model.dimension == 5, "questions are cut as the passages are"
     with pytest.raises(InputError, match="vectors of another model"):
-        check_vectors_are_of(model, open_shards([tmp_path / "whole_0"]))
+        fit_to_vectors(model, open_shards([tmp_path / "whole_0"]))

@@ -18,10 +18,10 @@ import pytest
 
 from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.retrieval.hits import Hits, Place
-from dpr.retrieval.search_folder import SearchSettings
-from dpr.retrieval.sides import Fusion, LexicalRetriever
+from dpr.retrieval.search_json import SearchSettings
+from dpr.retrieval.sides import Fusion, WordSide
 from tests.unit.retrieval.conftest import World, searchable
 
 
@@ -65,11 +65,11 @@ def test_a_list_of_questions_gives_a_list_and_an_empty_question_nothing(
         np.testing.assert_allclose([hit.score for hit in hits], [hit.score for hit in alone], rtol=1e-5)
 
 
-class Fixed(LexicalRetriever):
+class Fixed(WordSide):
     """A side that knows its answer."""
 
     def __init__(self, *ranking: tuple[str, float]) -> None:
-        super().__init__(Bm25Index.build(Texts(["a"], ["ka"])))
+        super().__init__(Bm25Index.build(IndexTexts(["a"], ["ka"])))
         self.ranking = list(ranking)
 
     def retrieve(self, questions: list[str], k: int) -> list[list[tuple[str, float]]]:
@@ -79,13 +79,13 @@ class Fixed(LexicalRetriever):
 def test_places_on_both_sides_of_a_hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
     dense, lexical = Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0))
     retriever = Retriever.build(None, ["ka no"])
-    fusion = retriever.corpus.fusion = Fusion(weight=0.5, depth=3)
+    fusion = retriever.searched.fusion = Fusion(weight=0.5, depth=3)
     monkeypatch.setattr(retriever, "sides", lambda mode: {"dense": dense, "bm25": lexical})
     hits = retriever.search("?", 3)
     assert shown(hits) == fusion.fuse([dense.ranking], [lexical.ranking], 3)[0]
     assert (hits[0].id, hits[0].score, hits[0].sides) == ("a", 0.5, {"dense": Place(1, 9.0), "bm25": None})
     assert {hit.id: hit.sides for hit in hits}["b"] == {"dense": Place(2, 7.0), "bm25": Place(2, 2.0)}
-    retriever.corpus.fusion = Fusion(weight=0.5, depth=1)
+    retriever.searched.fusion = Fusion(weight=0.5, depth=1)
     assert shown(retriever.search("?", 3)) == shown(hits), "as many of each side as are asked for"
 
 
@@ -275,6 +275,18 @@ def test_added_passages_are_found_and_stay(
         assert len(list(folder.glob("index*"))) == len(list(folder.glob("bm25*"))) == 1
 
 
+def test_passages_are_added_again_and_again_to_a_folder_named_from_here(
+    world: World, model: BiEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    retriever = Retriever.build(model, world.passages[:5], folder="run", mode="hybrid")
+    for number, word in enumerate(("zebra", "okapi"), 1):
+        retriever.add([{"id": word, "text": f"{word} crossing"}])
+        assert (len(retriever), len(list(Path("run").glob("bm25*")))) == (5 + number, 1)
+    for found in (retriever, Retriever.open("run")):
+        assert [found.search(word, mode="bm25")[0].id for word in ("zebra", "okapi")] == ["zebra", "okapi"]
+
+
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_a_value_of_another_type_than_its_fields_is_refused_when_it_comes_in(
     model: BiEncoder, tmp_path: Path, is_stored: bool
@@ -316,7 +328,7 @@ def test_a_long_build_says_how_far_it_is_in_a_plain_script(
     monkeypatch.setattr(own, "handlers", [])
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr("dpr.core.logs._FIRST_LINES_EVERY_S", 0.0)
-    monkeypatch.setattr("dpr.retrieval.memory_corpus._ENCODED_AT_ONCE", 2)
+    monkeypatch.setattr("dpr.retrieval.memory_search._ENCODED_AT_ONCE", 2)
     level = own.level
     own.setLevel(logging.NOTSET)
     try:

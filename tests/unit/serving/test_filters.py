@@ -19,9 +19,9 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among, to_rankings
-from dpr.indexer.registry import Texts
+from dpr.indexer.registry import IndexTexts
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.indexes import exact_index
 from tests.helpers.serving import Gate, asked_together, served
 from tests.unit.retrieval.conftest import World
@@ -37,7 +37,7 @@ def test_a_part_is_searched_as_the_whole_with_the_rest_left_out(share: int) -> N
     words = [" ".join(rng.choice(["ka", "no", "vi", "po"], 3)) for _ in IDS]
     for index, asked in (
         (exact_index(IDS, rng.standard_normal((40, 8)).astype(np.float32), block_rows=7), queries),
-        (Bm25Index.build(Texts(IDS, words)), ["ka no", "vi"]),
+        (Bm25Index.build(IndexTexts(IDS, words)), ["ka no", "vi"]),
     ):
         whole = to_rankings(index.search(asked, len(IDS)))
         part = to_rankings(index.among(encode_ids(chosen)).search(asked, 6))

@@ -16,7 +16,7 @@ import pytest
 from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.browser import Browser
 from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpr.embedding.source import PassageSource
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.browser import Browser
 from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening

@@ -12,12 +12,12 @@ from dpr.storage.durable import (
     append_jsonl,
     durable_file,
     durable_folder,
-    read_json,
     read_manifest,
     verify_folder,
     write_json,
 )
 from dpr.storage.leftovers import remove_leftovers, temporary_beside
+from dpr.storage.untrusted import read_json
 from tests.helpers.users import bound_by_permissions
 
 HOST = temporary_beside(Path("x")).name.rpartition("@")[2]

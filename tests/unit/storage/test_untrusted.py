@@ -17,8 +17,7 @@ from dpr.core.errors import InputError
 from dpr.formats import record_files
 from dpr.formats.record_files import iter_json_records
 from dpr.storage import untrusted
-from dpr.storage.durable import read_json
-from dpr.storage.untrusted import MAX_DEPTH, TooDeepError, parsed, require_shallow
+from dpr.storage.untrusted import MAX_DEPTH, TooDeepError, parsed, read_json, require_shallow
 
 TEXT = st.text(st.sampled_from('[]{}"\\,: a\u00e9'), max_size=8)
 VALUES = st.recursive(

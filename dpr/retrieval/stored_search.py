@@ -1,4 +1,4 @@
-"""A corpus on disk that can be searched: files that a run folder, or a caller, names."""
+"""A search of files that a run folder, or a caller, names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.retrieval.indexes import index_choice, open_text_index, reads_texts
+from dpr.retrieval.indexes import open_words, reads_texts
 from dpr.retrieval.passages import PassageFields, PassageLookup
-from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
-from dpr.retrieval.sides import Fusion, LexicalRetriever, Side
+from dpr.retrieval.sides import Fusion, Side, WordSide
 from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.durable import MANIFEST
 
@@ -47,7 +47,7 @@ def search_settings(
         InputError: the folder has no ``search.json`` and no corpus is given, or the file is damaged.
     """
     settings = SearchSettings()
-    if folder is not None and (not corpus or (folder / FILE).is_file()):
+    if folder is not None and (not corpus or (folder / SEARCH_JSON).is_file()):
         settings = SearchSettings.read(folder)
         settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
     elif folder is not None:
@@ -70,7 +70,7 @@ def search_settings(
         settings = replace(settings, hybrid_weight=weight, hybrid="linear")
     if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
         raise ConfigError(
-            f"{FILE} names the class {kind!r}; code is run for names that you give only, from Python:"
+            f"{SEARCH_JSON} names the class {kind!r}; code is run for names that you give only, from Python:"
             f" Retriever.open(folder, indexer={kind!r})"
         )
     if not settings.passages:
@@ -79,8 +79,8 @@ def search_settings(
 
 
 @dataclass
-class StoredCorpus:
-    """Passages, vectors and indexes on disk, as ``SearchSettings`` name them. ``pooling`` is that of
+class StoredSearch:
+    """A search of the passages, vectors and indexes that ``SearchSettings`` name (``Search``). ``pooling`` is that of
     ``CheckpointEncoderConfig``, never from a file."""
 
     settings: SearchSettings
@@ -143,13 +143,7 @@ class StoredCorpus:
             self._config(stored)
         with no_downloads():  # of models that search.json names
             if mode == "bm25":
-                path = stored.bm25_index_path
-                if self._reads_texts:
-                    path = path or stored.index_path
-                else:
-                    stored = replace(stored, indexer=stored.indexer | {"kind": "bm25"})
-                choice = index_choice(_indexer(stored))
-                return LexicalRetriever(open_text_index(choice, sources, path))
+                return open_words(_indexer(stored), sources, stored.bm25_index_path, stored.index_path)
             from dpr.core.distributed import resolve_device
             from dpr.retrieval.vector_indexes import open_dense
 
@@ -159,10 +153,10 @@ class StoredCorpus:
                 self._config(stored), sources, form=stored.form, device=resolve_device(self.device)
             )
 
-    def filterable(self, side: Any) -> Index | None:
+    def index_to_filter(self, side: Any) -> Index | None:
         """Returns an index of a side that can search a part of the passages: its own, or else exact search of
         the vectors; None if they are missing."""
-        if side.index.can_filter or isinstance(side, LexicalRetriever):
+        if side.index.can_filter or isinstance(side, WordSide):
             return side.index
         if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
             from dpr.retrieval.vector_indexes import open_vector_index

@@ -1,4 +1,4 @@
-"""A corpus in memory that can be searched."""
+"""A search of passages in memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dpr.formats.passage_metadata import checked_field
 from dpr.formats.passage_records import field_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.registry import Index, Texts
+from dpr.indexer.registry import Index, IndexTexts
 from dpr.retrieval.given_passages import Kinds, Passages, records_of
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import Fusion, LexicalRetriever, Side
+from dpr.retrieval.sides import Fusion, Side, WordSide
 
 if TYPE_CHECKING:
     from dpr.indexer.vectors import ArraySource
@@ -30,8 +30,8 @@ _ENCODED_AT_ONCE = 1024
 
 
 @dataclass
-class MemoryCorpus:
-    """Passages and their vectors in memory, searched exactly."""
+class MemorySearch:
+    """An exact search of passages and vectors in memory (``Search``)."""
 
     model: BiEncoder | None
     passages: dict[str, Passage] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class MemoryCorpus:
     def side(self, mode: str) -> Side:
         if mode == "bm25":
             texts = (f"{passage.title} {passage.text}" for passage in self.passages.values())
-            return LexicalRetriever(Bm25Index.build(Texts(list(self.passages), texts)))
+            return WordSide(Bm25Index.build(IndexTexts(list(self.passages), texts)))
         from dpr.indexer.exact import ExactIndex
-        from dpr.retrieval.dense import DenseRetriever
+        from dpr.retrieval.dense import DenseSide
 
         assert self.model is not None
-        return DenseRetriever(self.model, ExactIndex(self._vectors, device=self.model.device))
+        return DenseSide(self.model, ExactIndex(self._vectors, device=self.model.device))
 
-    def filterable(self, side: Side) -> Index | None:
+    def index_to_filter(self, side: Side) -> Index | None:
         return side.index
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:

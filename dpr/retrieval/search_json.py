@@ -19,12 +19,12 @@ from dpr.formats.record_fields import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.question_form import QuestionForm
 from dpr.storage.checksums import content_sha256, verify_file
-from dpr.storage.durable import CHECKSUM, MANIFEST, read_json, write_json
-from dpr.storage.untrusted import leads_inside
+from dpr.storage.durable import CHECKSUM, MANIFEST, write_json
+from dpr.storage.untrusted import leads_inside, read_json
 
 logger = get_logger(__name__)
 
-FILE = "search.json"
+SEARCH_JSON = "search.json"
 _SCHEMA = 1
 Made = TypeVar("Made")
 
@@ -68,7 +68,7 @@ class SearchSettings:
         ]
         for passage_source in value["passages"]:
             passage_source["file"] = str(passage_source["file"])
-        write_json(folder / FILE, value, note={})
+        write_json(folder / SEARCH_JSON, value, note={})
 
     @classmethod
     def read(cls, folder: Path) -> SearchSettings:
@@ -77,7 +77,7 @@ class SearchSettings:
         Raises:
             InputError: the file is missing, is not one of this toolkit, or has changed since it was written.
         """
-        file = folder / FILE
+        file = folder / SEARCH_JSON
         if not folder.is_dir():
             expected = "a run folder, such as dpr quickstart writes"
             raise InputError("no such folder", file=folder, expected=expected)
@@ -86,13 +86,13 @@ class SearchSettings:
                 f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and"
                 " --model with --vectors. An unfinished dpr quickstart goes on where its command is repeated"
             )
-            raise InputError(f"no {FILE}", file=folder, hint=hint)
+            raise InputError(f"no {SEARCH_JSON}", file=folder, hint=hint)
         value = read_json(file)
         if not isinstance(value, dict) or value.pop("schema", None) != _SCHEMA:
             raise InputError("not search settings", file=file, expected=f"an object with schema {_SCHEMA}")
-        if file.with_name(FILE + CHECKSUM).is_file() and (problems := verify_file(file)):
+        if file.with_name(SEARCH_JSON + CHECKSUM).is_file() and (problems := verify_file(file)):
             hint = (
-                f"run dpr retrieve ... search_folder={folder} again, or remove {FILE}{CHECKSUM} if you"
+                f"run dpr retrieve ... search_folder={folder} again, or remove {SEARCH_JSON}{CHECKSUM} if you"
                 " changed it yourself"
             )
             raise InputError("; ".join(problems), file=file, hint=hint)
@@ -119,7 +119,7 @@ class SearchSettings:
             if is_wide(path) or is_wide(path.partition("=")[2]):
                 raise InputError(
                     f"names {path!r}, which would be looked for in many folders",
-                    file=folder / FILE,
+                    file=folder / SEARCH_JSON,
                     expected="a path, or a pattern in its last part only",
                     hint=f"dpr retrieve ... search_folder={folder} writes it again",
                 )
@@ -131,14 +131,14 @@ class SearchSettings:
             if not leads_inside(folder, source.file) and content_sha256(source.file) != stated:
                 found = f"the passages {source.file} are outside of the folder, and not those that it states"
                 hint = f"if they are what you want to search, name them: corpus={source.file} (--corpus)"
-                raise InputError(found, file=folder / FILE, hint=hint)
+                raise InputError(found, file=folder / SEARCH_JSON, hint=hint)
 
         def readable(index: str | None) -> str | None:
             if index is None or leads_inside(folder, Path(index)) or Path(index, MANIFEST).is_file():
                 return index
             logger.warning(
                 "%s names an index outside of the folder that is not there; it is built in memory: %s",
-                folder / FILE,
+                folder / SEARCH_JSON,
                 index,
             )
             return None

@@ -1,5 +1,5 @@
-"""Reader and writer of what a sentence-transformers folder states: the modules that the texts of each side
-pass, and the settings of vectors and texts beside them. ``sentence_transformers`` reads the weights.
+"""Reader of what a sentence-transformers folder states: the modules that the texts of each side pass, and the
+settings of vectors and texts beside them. ``sentence_transformers`` reads the weights.
 
 Each setting is applied or refused: a folder whose vectors would differ from the library's is not read.
 """
@@ -7,7 +7,7 @@ Each setting is applied or refused: a folder whose vectors would differ from the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,6 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import reading
 from dpr.data.settings import TextSettings
-from dpr.formats.checkpoints import write_json_file
 from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.models.settings import POOLINGS, EncoderSettings
 from dpr.models.sources import local_model
@@ -36,15 +35,15 @@ POOLING = "Pooling"
 DENSE = "Dense"
 NORMALIZE = "Normalize"
 ROUTER = "Router"
-_OWN = "dpr"
+OWN = "dpr"
 """Key of the library's file for settings that have no place in it: the title template."""
-_PACKAGE = "sentence_transformers."
-_LIBRARY = "config_sentence_transformers.json"
-_ROUTER = "router_config.json"
+PACKAGE = "sentence_transformers."
+LIBRARY = "config_sentence_transformers.json"
+ROUTER_FILE = "router_config.json"
 _LONGEST_CONTEXT = 1 << 17
 # The keys of earlier versions, each with a boolean, in place of ``pooling_mode``.
-_OLD_KEY = "pooling_mode_"
-_OLD_POOLINGS = (
+OLD_KEY = "pooling_mode_"
+OLD_POOLINGS = (
     "cls_token",
     "max_tokens",
     "mean_tokens",
@@ -54,18 +53,17 @@ _OLD_POOLINGS = (
 )
 
 
-def _mode(key: str) -> str:
+def mode_of(key: str) -> str:
     """Returns the ``pooling_mode`` that a key of earlier versions stands for."""
-    return re.sub(f"^{_OLD_KEY}|_tokens?$", "", key)
+    return re.sub(f"^{OLD_KEY}|_tokens?$", "", key)
 
 
-_POOLINGS = {_mode(mode): name for name, mode in POOLINGS.items() if mode}
+_POOLINGS = {mode_of(mode): name for name, mode in POOLINGS.items() if mode}
 _CHAIN = f"{TRANSFORMER}|({TRANSFORMER} {POOLING}|{STATIC})( {DENSE})*( {NORMALIZE})?"
 _EXPECTED = (
     f"{TRANSFORMER} and {POOLING} ({', '.join(_POOLINGS)}) or {STATIC}, then perhaps {DENSE}, and"
     f" {NORMALIZE}; or a {ROUTER} with a {SIDES[0]} and a {SIDES[1]} route of these"
 )
-_BODY_FILE = "sentence_bert_config.json"
 # Settings of a Transformer that say how it is loaded, not what it computes.
 _LOADING = {
     "trust_remote_code",
@@ -119,8 +117,8 @@ def read_modules(folder: ModelFolder) -> tuple[Modules, Modules]:
     chain = [(place(folder, module.get("path"), file), str(module.get("type"))) for module in listed]
     if chain and _kind(chain[0][1]) == ROUTER:
         router = chain[0][0]
-        stated = router.settings(_ROUTER)
-        stating = router.path / _ROUTER
+        stated = router.settings(ROUTER_FILE)
+        stating = router.path / ROUTER_FILE
         parts = [stated.get(name) for name in ("types", "structure", "parameters")]
         types, structure, parameters = (part if isinstance(part, dict) else {} for part in parts)
         routes: list[Any] = [structure.get(side) for side in SIDES]
@@ -151,7 +149,7 @@ def _modules(chain: list[tuple[ModelFolder, str]], file: Path) -> Modules:
 
 def _kind(name: str) -> str:
     """Returns the library's name of a type; empty for anyone else's class, whose code is not run."""
-    return name.rpartition(".")[2] if name.startswith(_PACKAGE) else ""
+    return name.rpartition(".")[2] if name.startswith(PACKAGE) else ""
 
 
 def described_settings(
@@ -162,8 +160,8 @@ def described_settings(
     Raises:
         CheckpointError: it states something that the toolkit's towers cannot do.
     """
-    file = folder.path / _LIBRARY
-    library = folder.settings(_LIBRARY)
+    file = folder.path / LIBRARY
+    library = folder.settings(LIBRARY)
     similarity = library.get("similarity_fn_name")
     if similarity not in (None, "dot", "dot_product", "cosine"):
         raise CheckpointError(
@@ -217,7 +215,7 @@ def described_settings(
     return settings, frozenset(text)
 
 
-def described_model(name: str) -> Path | None:
+def sentence_transformers_folder(name: str) -> Path | None:
     """Returns the sentence-transformers folder of a name, here or on the hub; None for any other model."""
     from huggingface_hub import hf_hub_download
 
@@ -231,7 +229,7 @@ def described_model(name: str) -> Path | None:
 
 def own_text(folder: ModelFolder) -> dict[str, Any]:
     """Returns the title template of a folder that the toolkit wrote."""
-    own = folder.settings(_LIBRARY).get(_OWN)
+    own = folder.settings(LIBRARY).get(OWN)
     return (
         {"title_template": own["title_template"]} if isinstance(own, dict) and "title_template" in own else {}
     )
@@ -308,8 +306,8 @@ def _pooling(modules: Modules, given: str) -> str:
         )
     modes = stated.get("pooling_mode")
     if modes is None:
-        modes = [name for name in _OLD_POOLINGS if stated.get(_OLD_KEY + name) is True] or ["mean"]
-    names = [_mode(str(mode)) for mode in (modes if isinstance(modes, list) else [modes])]
+        modes = [name for name in OLD_POOLINGS if stated.get(OLD_KEY + name) is True] or ["mean"]
+    names = [mode_of(str(mode)) for mode in (modes if isinstance(modes, list) else [modes])]
     if len(names) != 1 or names[0] not in _POOLINGS:
         raise CheckpointError(
             f"this Pooling is by {' and '.join(names)[:100]}",
@@ -324,55 +322,3 @@ def _pooling(modules: Modules, given: str) -> str:
             expected="include_prompt: true",
         )
     return pooling
-
-
-def type_of(kind: str) -> str:
-    """Returns the class path that the library imports for a kind of module. All versions know it; later ones
-    know others too."""
-    return f"{_PACKAGE}models.{kind}"
-
-
-def write_modules(folder: Path, routes: Sequence[Mapping[str, str]]) -> None:
-    """Writes which modules texts pass, in order: their types by the names of their folders, for both sides
-    together or for each."""
-    modules = routes[0]
-    if len(routes) > 1:
-        modules = {"": type_of(ROUTER)}
-        structure = {side: list(route) for side, route in zip(SIDES, routes, strict=True)}
-        parameters = {"default_route": SIDES[1], "allow_empty_key": True}
-        types = {name: kind for route in routes for name, kind in route.items()}
-        write_json_file(folder, _ROUTER, {"types": types, "structure": structure, "parameters": parameters})
-    listed = [
-        {"idx": row, "name": str(row), "path": path, "type": kind}
-        for row, (path, kind) in enumerate(modules.items())
-    ]
-    write_json_file(folder, MODULES, listed)
-
-
-def write_library_settings(
-    folder: Path, settings: EncoderSettings, *, similarity: str, width: int | None, others: dict[str, Any]
-) -> None:
-    """Writes the settings that ``described_settings`` reads. ``width`` is the number of dimensions to which
-    the library cuts vectors, None if it does not."""
-    stated: dict[str, Any] = {
-        "prompts": {SIDES[0]: settings.query_prompt, SIDES[1]: settings.passage_prompt, **settings.prompts},
-        "default_prompt_name": None,
-        "similarity_fn_name": similarity,
-        _OWN: {"title_template": settings.title_template},
-        "truncate_dim": width,
-    }
-    write_json_file(folder, _LIBRARY, stated | others)
-
-
-def write_body_settings(folder: Path, longest: int, of_sides: Sequence[int] = ()) -> None:
-    """Writes the longest text of a Transformer in tokens, or that of each side."""
-    lengths = {f"{side}_length": length for side, length in zip(SIDES, of_sides, strict=False)}
-    write_json_file(folder, _BODY_FILE, {"max_seq_length": longest, "do_lower_case": False, **lengths})
-
-
-def pooling_settings(pooling: str, width: int) -> dict[str, Any]:
-    """Returns the settings of a Pooling over states of ``width``, with the key of the library's newest
-    versions and the keys of earlier ones, which other programs read."""
-    mode = str(POOLINGS[pooling])
-    old = {f"{_OLD_KEY}{name}": _mode(name) == _mode(mode) for name in _OLD_POOLINGS}
-    return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}
