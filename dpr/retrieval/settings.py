@@ -98,7 +98,15 @@ class QuestionSetConfig(Settings):
 
 
 @dataclass
-class RetrievalConfig(CorpusCatalogue, CudaSettings, ModelSettings):
+class RankingSettings(Settings):
+    """Length of the rankings."""
+
+    n_docs: int = setting(100, unit="passages", least=1)
+    """Passages per question."""
+
+
+@dataclass
+class RetrievalConfig(RankingSettings, CorpusCatalogue, CudaSettings, ModelSettings):
     """Finds passages for a set of questions and evaluates the rankings."""
 
     FIRST: ClassVar[str] = """\
@@ -131,8 +139,6 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     there are answers."""
     qrels: str | None = setting(None, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
-    n_docs: int = setting(100, unit="passages", least=1)
-    """Passages per question."""
     skip_same_id: bool = False
     """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus
     (ArguAna, Quora)."""
@@ -255,7 +261,7 @@ class SuiteSetConfig(Settings):
 
 
 @dataclass
-class SuiteSettings(ForwardSettings, CudaSettings, VectorModelSettings):
+class SuiteSettings(RankingSettings, ForwardSettings, CudaSettings, VectorModelSettings):
     """Settings of the evaluation of a suite's test sets."""
 
     output_dir: str | None = setting(None, also=("out",), path="folder")
@@ -266,8 +272,6 @@ class SuiteSettings(ForwardSettings, CudaSettings, VectorModelSettings):
     without a model bm25."""
     split: str = "test"
     """Name of qrels/<split>.tsv in a folder."""
-    n_docs: int = setting(100, unit="passages", least=1)
-    """Passages per question."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
     """Share of the dense side in the hybrid, 0 to 1, which was not chosen on these test sets; absent = that
     of the run's search.json, else 0.4."""
