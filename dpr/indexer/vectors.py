@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
-from dpr.formats.array_source import ArraySource as ArraySource
+from dpr.formats.arrays import ArraySource as ArraySource
 from dpr.indexer.ranking import decode_ids
 
 _WIDE_VALUES = 1 << 21  # 16 MB of float64

@@ -26,9 +26,9 @@ from dpr.core.paths import as_text
 from dpr.core.records import Question, TrainingSample, text_sha256
 from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.corpora import write_passages
+from dpr.formats.document_files import READERS
 from dpr.formats.documents.bounded_reading import read_documents
 from dpr.formats.documents.document import Document
-from dpr.formats.documents.files import READERS
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.preparation.document_questions import KINDS, made_questions, without_questions

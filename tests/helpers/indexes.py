@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpr.formats.array_source import ArraySource
+from dpr.formats.arrays import ArraySource
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
 from dpr.storage.durable import MANIFEST, read_manifest, write_manifest

@@ -20,8 +20,8 @@ from itertools import starmap
 from pathlib import Path
 
 from dpr.core.errors import DprError, InputError
+from dpr.formats.document_files import read_document
 from dpr.formats.documents.document import Block, Document, Section
-from dpr.formats.documents.files import read_document
 
 _SECONDS = 10, 60
 """Processor seconds for a document and for each MB. A PDF of 1 MB may have 500 pages of text, ten of which

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
-from dpr.formats.array_source import ArraySource
+from dpr.formats.arrays import ArraySource
 from dpr.formats.original.inert_pickle import MalformedPickle, Record, load_vectors
 from dpr.storage.durable import describe_file
 

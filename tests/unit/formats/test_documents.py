@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.formats.document_files import READERS, read_document
 from dpr.formats.documents.converted import read_html
 from dpr.formats.documents.document import Document
-from dpr.formats.documents.files import READERS, read_document
 from dpr.formats.documents.markdown import read_markdown
 from dpr.formats.documents.plain_text import decoded, read_text
 from dpr.formats.documents.tables import read_table
