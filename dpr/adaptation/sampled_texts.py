@@ -1,4 +1,4 @@
-"""Passages of a corpus and pseudo-questions from them, to which something is fitted behind or beside a given model."""
+"""Passages of a corpus and pseudo-questions from them, to which adaptation fits a layer or a table."""
 
 from __future__ import annotations
 

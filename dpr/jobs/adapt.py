@@ -22,6 +22,15 @@ from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import PrepareSettings
 from dpr.storage.checksums import content_sha256
 
+STAGE_JOBS: dict[str, Callable[[Any], Any]] = {
+    "prepare": prepare.run,
+    "new-encoder": prepare.make_encoder,
+    "train": train.run,
+    "embed": embed.run,
+    "retrieve": retrieve.run,
+}
+"""Commands that stages run, by name; those of ``dpr quickstart`` too."""
+
 
 def run(config: AdaptSettings) -> None:
     """Runs all stages and prints their results."""
@@ -46,14 +55,7 @@ def run(config: AdaptSettings) -> None:
     }
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
-    commands: dict[str, Callable[[Any], Any]] = {
-        "prepare": prepare.run,
-        "new-encoder": prepare.make_encoder,
-        "train": train.run,
-        "embed": embed.run,
-        "retrieve": retrieve.run,
-    }
-    with stages_in(out, made_of, first=("pseudo", "model"), jobs=commands) as stages:
+    with stages_in(out, made_of, first=("pseudo", "model"), jobs=STAGE_JOBS) as stages:
         without_questions = corpus
         if not will_fit(config):
             without_questions = prepared / "evaluation_corpus.jsonl"

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings
 from dpr.adaptation.encoder_stages import make_searchable
@@ -19,7 +17,8 @@ from dpr.adaptation.folder import AdaptFolder
 from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
 from dpr.adaptation.stages import DETAILS, stages_in
-from dpr.jobs import compare, embed, prepare, retrieve, train
+from dpr.jobs import compare
+from dpr.jobs.adapt import STAGE_JOBS
 from dpr.preparation.document_questions import GIVEN
 from dpr.preparation.folder_data import content_of_documents, find_documents
 from dpr.preparation.settings import FolderSettings, PrepareSettings
@@ -55,14 +54,7 @@ def run(config: QuickstartSettings) -> None:
     vocabulary = [str(prepared / "train.jsonl")]
     texts = AdaptTexts(prepared, prepared / "corpus.jsonl", evaluated, train_sets, vocabulary)
     name = shlex.quote(str(out))
-    commands: dict[str, Callable[[Any], Any]] = {
-        "prepare": prepare.run,
-        "new-encoder": prepare.make_encoder,
-        "train": train.run,
-        "embed": embed.run,
-        "retrieve": retrieve.run,
-    }
-    with stages_in(out, made_of, first=("data",), jobs=commands) as stages:
+    with stages_in(out, made_of, first=("data",), jobs=STAGE_JOBS) as stages:
         reading = PrepareSettings(
             sources=[str(folder)],
             out=str(prepared),

@@ -20,7 +20,7 @@ from dpr.data.tokenizer_files import append_end_token, load_tokenizer, steps_of
 from dpr.formats.model_folder import ModelFolder
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
-from dpr.models.model_parts import ModelParts, with_text_settings
+from dpr.models.model_parts import Given, ModelParts, with_text_settings
 from dpr.models.properties import distinct_weights, longest_sequence
 from dpr.models.settings import EncoderSettings
 
@@ -86,6 +86,12 @@ def backbone_tower(folder: ModelFolder) -> ForeignTower:
     return ForeignTower(
         folder.path, backbone.config, load_tokenizer(folder), weights, *backbone_metadata(backbone)
     )
+
+
+def read_backbone(folder: ModelFolder, given: Given) -> ModelParts:
+    """Reads a Hugging Face encoder as one tower for both sides."""
+    tower = backbone_tower(folder)
+    return bi_encoder_of(tower, tower, given.settings)
 
 
 def marks_segments(tower: ForeignTower, *texts: str) -> bool:

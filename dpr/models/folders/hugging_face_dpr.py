@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dpr.core.errors import CheckpointError
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.models.backbones import load_weights, read_config
@@ -42,6 +43,12 @@ def read_hf_dpr(folder: ModelFolder, given: Given) -> ModelParts:
     lengths = [stated_length(folder, side) for folder, side in zip(sides, SIDES, strict=True)]
     settings = replace(given.settings, pooling="cls", normalize=False)
     return bi_encoder_of(question, ctx, settings, lengths=lengths, own_text=True)
+
+
+def refuse_one_of_pair(folder: ModelFolder, given: Given) -> ModelParts:
+    """Raises CheckpointError: one encoder of a pair is not a model for both sides."""
+    found = "is the folder of one encoder of a Hugging Face DPR pair"
+    raise CheckpointError(found, file=folder.path, expected=DPR_PAIR)
 
 
 def _hf_dpr_tower(folder: ModelFolder) -> ForeignTower:

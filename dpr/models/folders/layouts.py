@@ -14,11 +14,11 @@ from typing import NamedTuple
 from dpr.core.errors import CheckpointError, InputError
 from dpr.formats import checkpoints, run_folders
 from dpr.formats.model_folder import CONFIG, ModelFolder, look
-from dpr.models.folders.foreign_towers import backbone_tower, bi_encoder_of
-from dpr.models.folders.hugging_face_dpr import DPR_PAIR, is_hf_dpr, is_hf_dpr_pair, read_hf_dpr
+from dpr.models.folders.foreign_towers import read_backbone
+from dpr.models.folders.hugging_face_dpr import is_hf_dpr, is_hf_dpr_pair, read_hf_dpr, refuse_one_of_pair
 from dpr.models.folders.original_dpr import read_original_dpr
 from dpr.models.folders.own_checkpoint import read_own_checkpoint
-from dpr.models.folders.peft_adapter import adapter_tower, is_adapter
+from dpr.models.folders.peft_adapter import is_adapter, read_peft
 from dpr.models.folders.sentence_transformers import read_sentence_transformers
 from dpr.models.folders.sentence_transformers_modules import MODULES
 from dpr.models.model_parts import Given, ModelParts
@@ -39,31 +39,16 @@ class Layout(NamedTuple):
     states_vectors: bool = True
 
 
-def _of_peft(folder: ModelFolder, given: Given) -> ModelParts:
-    tower = adapter_tower(folder, given)
-    return bi_encoder_of(tower, tower, given.settings)
-
-
-def _of_one_hf_dpr(folder: ModelFolder, given: Given) -> ModelParts:
-    found = "is the folder of one encoder of a Hugging Face DPR pair"
-    raise CheckpointError(found, file=folder.path, expected=DPR_PAIR)
-
-
-def _of_backbone(folder: ModelFolder, given: Given) -> ModelParts:
-    tower = backbone_tower(folder)
-    return bi_encoder_of(tower, tower, given.settings)
-
-
 OWN = Layout(lambda folder: checkpoints.is_checkpoint(folder.path), read_own_checkpoint)
 """A checkpoint of this toolkit. Only its encoder's folder may come from elsewhere."""
-BACKBONE = Layout(lambda folder: folder.has(CONFIG), _of_backbone, states_vectors=False)
+BACKBONE = Layout(lambda folder: folder.has(CONFIG), read_backbone, states_vectors=False)
 """A Hugging Face encoder alone."""
 # Of the layouts that fit a folder, it has the first.
 _LAYOUTS = (
     Layout(lambda folder: folder.has(MODULES), read_sentence_transformers),
     Layout(is_hf_dpr_pair, read_hf_dpr),
-    Layout(is_adapter, _of_peft, states_vectors=False),
-    Layout(is_hf_dpr, _of_one_hf_dpr),
+    Layout(is_adapter, read_peft, states_vectors=False),
+    Layout(is_hf_dpr, refuse_one_of_pair),
     BACKBONE,
 )
 

@@ -13,8 +13,8 @@ from dpr.formats.model_folder import ModelFolder, folder_or_name
 from dpr.formats.record_fields import is_finite_number
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
-from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata
-from dpr.models.model_parts import Given
+from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata, bi_encoder_of
+from dpr.models.model_parts import Given, ModelParts
 from dpr.models.sources import base_model
 from dpr.storage.untrusted import describe
 
@@ -41,6 +41,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_conf
 def is_adapter(folder: ModelFolder) -> bool:
     """True if a folder holds an adapter alone, without the model it belongs to."""
     return folder.has(_CONFIG) and not list(folder.path.glob("model*.safetensors"))
+
+
+def read_peft(folder: ModelFolder, given: Given) -> ModelParts:
+    """Reads an adapter as one tower for both sides."""
+    tower = adapter_tower(folder, given)
+    return bi_encoder_of(tower, tower, given.settings)
 
 
 def adapter_tower(folder: ModelFolder, given: Given = Given()) -> ForeignTower:  # noqa: B008 (immutable)
