@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.evaluation.page_text import cut, flatten, printable
+from dpr.evaluation.page_text import flatten
 from dpr.evaluation.report import build_page, curves_svg, write_report
 from dpr.evaluation.runs import Retrieval, Training
 from dpr.evaluation.significance import estimate
@@ -290,20 +290,6 @@ def test_what_a_page_should_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch
     for secret in ("alice", "0123456789", "t0p", "hf_abc", ":pw@", str(tmp_path), str(Path.home())):
         assert secret not in page, secret
     assert ".../train.json" in page and "data/relative.json" in page and "48" in page
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "-"), (1e-5, "1e-05"), ("(0.9, 0.999)", "(0.9, 0.999)"), ("a/b", "a/b"), (True, "true")],
-)
-def test_settings_read_as_they_were_written(value: object, shown: str) -> None:
-    assert printable(value) == shown
-
-
-def test_cut_text_keeps_its_limit() -> None:
-    assert cut("a  b\n c", 10) == "a b c"
-    assert cut("word " * 100, 20) == "word word word word ..."
-    assert len(cut("x" * 1000, 20)) == 24
 
 
 def test_files_without_metrics_are_refused(tmp_path: Path) -> None:

@@ -171,16 +171,6 @@ def test_bad_rows_are_refused_by_file_and_line(
     )
 
 
-@pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
-def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    write_passages(path, [Passage("a", "", key) for key in ("1", "2", "3", "2", "1")])
-    with pytest.raises(
-        InputError, match=rf"{name}:{'5' if name == 'c.tsv' else '4'}: passage id '2' is already used at line"
-    ):
-        check_unique_ids(path)
-
-
 def test_uniqueness_does_not_rest_on_hashes(tmp_path: Path) -> None:
     path = tsv(tmp_path / "c.tsv", "".join(f"{number}\tx\n" for number in range(1000)))
     with pytest.MonkeyPatch.context() as patch:

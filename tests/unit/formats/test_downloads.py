@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +17,6 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.downloads import download
-from dpr.storage.leftovers import temporary_beside
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
@@ -113,15 +109,6 @@ def test_nothing_half_is_left_and_a_later_run_begins_anew(server: Server, tmp_pa
     assert list(tmp_path.iterdir()) == []
     fetch(server, tmp_path / "x.bin", attempts=1)
     assert (tmp_path / "x.bin").read_bytes() == CONTENT
-
-
-def test_what_a_killed_run_left_is_removed(server: Server, tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = temporary_beside(tmp_path / "x.bin").name.replace(f"-{os.getpid()}.", f"-{ended.pid}.")
-    (tmp_path / left).write_bytes(CONTENT[:1000])
-    fetch(server, tmp_path / "x.bin")
-    assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 
 
 def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:

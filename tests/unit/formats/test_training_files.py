@@ -429,16 +429,6 @@ def test_keys_that_are_names_of_their_own_are_no_misspellings(
     assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]
 
 
-def test_quotes_of_a_fully_quoted_table_are_not_part_of_the_text(tmp_path: Path) -> None:
-    path = lines(tmp_path / "data", '"who?"\t"he said ""no"""', '"when?"\t"then"')
-    assert [(sample.question, sample.positives[0].text) for sample in samples_of(path)] == [
-        ("who?", 'he said "no"'),
-        ("when?", "then"),
-    ]
-    path = lines(tmp_path / "plain", '"To be"\t"or not"', 'who?\t"to be" is a phrase')
-    assert (samples_of(path)[0].question, samples_of(path)[0].positives[0].text) == ('"To be"', '"or not"')
-
-
 def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "data.csv", "question,title,positive,negative", 'who?,T,"a, b",', 'when?,,"c\nd",e'

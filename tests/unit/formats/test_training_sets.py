@@ -343,18 +343,6 @@ def test_a_cache_folder_in_the_place_of_another_is_built_again(tmp_path: Path) -
     assert opened(second)[0].question == "two"
 
 
-def test_text_that_changes_without_a_sign_is_read_again(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", record("who wrote hamlet"))
-    settled(tmp_path)
-    first = opened(path)
-    opened(path)  # by now its hash is remembered
-    lines(path, record("who wrote macbet"))  # as long as before
-    settled(tmp_path)
-    second = opened(path)
-    assert second[0].question == "who wrote macbet"
-    assert second.fingerprint != first.fingerprint
-
-
 def test_text_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.formats.packed_ids import PackedIds
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
-from dpr.indexer.ranking import decode_ids, packed_ids, to_rankings
+from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Index, IndexChoice, IndexTexts
 from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import Bm25Settings
@@ -148,14 +148,6 @@ def test_only_ids_of_hits_and_of_ties_are_read(
     assert sum(read) == 2, "without ties those of the hits"
 
 
-def test_packed_ids_take_the_room_of_their_bytes() -> None:
-    ids = [f"{number}" + "\u00e9" * (number % 5) for number in range(20_000)]
-    packed = packed_ids(iter(ids))
-    assert [key for chunk in packed.chunks() for key in decode_ids(chunk)] == ids
-    assert packed.array.nbytes < sum(len(key.encode()) + 4 for key in ids) + 8
-    assert not len(packed_ids([]))
-
-
 @pytest.mark.parametrize("question", ["", "zebra", "the of and", "?!"])
 def test_a_question_without_known_words_finds_nothing(question: str) -> None:
     scores, ids = build().search([question, "cat"], 5)
@@ -181,15 +173,6 @@ def saved(folder: Path) -> Index:
     return IndexStore(
         IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "abc"}
     ).load_or_build(lambda: corpus)
-
-
-def test_an_index_of_other_settings_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    saved(folder)
-    with pytest.raises(InputError, match=r"was built with k1 0\.9, expected 1\.2"):
-        IndexStore(
-            IndexChoice("bm25", Bm25Settings(k1=1.2)), folder=folder, source={"corpus": "abc"}
-        ).load_or_build(None)
 
 
 @pytest.mark.parametrize(

@@ -165,20 +165,6 @@ def test_prefix_is_added_only_where_it_is_lacking() -> None:
     assert found == [["wiki:1", "wiki:2"]]
 
 
-def test_small_chunks_are_joined_and_large_ones_cut() -> None:
-    sizes = (3, 4, 25, 1, 1, 9)
-    vectors = np.arange(sum(sizes), dtype=np.float32)[:, None]
-    edges = np.cumsum((0, *sizes))
-    sources = [
-        ArraySource(encode_ids([str(row) for row in range(start, stop)]), vectors[start:stop])
-        for start, stop in itertools.pairwise(edges)
-    ]
-    read = list(blocks(sources, 10))
-    assert [len(ids) for ids, _ in read] == [7, 10, 10, 7, 9]
-    assert np.concatenate([block for _, block in read]).tolist() == vectors.tolist()
-    assert [int(name) for ids, _ in read for name in ids] == list(range(sum(sizes)))
-
-
 def test_running_top_k_keeps_longer_ids_whole() -> None:
     best = RunningTopK(1, 2)
     best.add(np.array([0]), np.array([1.0], dtype=np.float32), encode_ids(["a"]))

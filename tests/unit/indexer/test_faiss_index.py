@@ -16,7 +16,6 @@ from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import IndexChoice, index_class, recall_values
 from dpr.indexer.saved import IndexStore
 from dpr.indexer.vectors import ArraySource, take_rows
-from dpr.storage import checksums
 from dpr.storage.leftovers import ProcessName
 from dpr.storage.locks import RunLock
 from tests.helpers.indexes import exact_index, rewrite
@@ -202,24 +201,6 @@ def test_a_saved_index_of_something_else_is_refused(tmp_path: Path, monkeypatch:
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"manifest\.json"):
         index("ivf", folder)
-
-
-def test_a_saved_index_is_read_again_only_when_a_file_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(checksums, "_SETTLED_NS", 0)
-    index("ivf", tmp_path / "index")
-    read = []
-    verify = checksums.verify_folder
-    monkeypatch.setattr(checksums, "verify_folder", lambda folder: read.append(folder) or verify(folder))
-    for _ in range(2):
-        index("ivf", tmp_path / "index")
-    assert len(read) == 1
-    file = tmp_path / "index" / "index.faiss"
-    file.write_bytes(file.read_bytes()[::-1])
-    with pytest.raises(InputError, match=r"index\.faiss: content has changed"):
-        index("ivf", tmp_path / "index")
 
 
 @pytest.mark.parametrize("kind", [*CHOICES, "small", "exact"])

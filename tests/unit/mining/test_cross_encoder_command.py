@@ -12,7 +12,6 @@ import torch
 from dpr.cli.main import main
 from dpr.core.records import Passage
 from dpr.formats.stored_training_set import TrainingSet
-from dpr.mining import search as searches
 from dpr.models.cross_encoder import CrossEncoder
 from tests.unit.mining.conftest import records
 from tests.unit.models.test_cross_encoder import classifier_folder
@@ -34,9 +33,7 @@ def test_the_command_asks_the_classifier_and_writes_its_scores(
     corpus_file: Path,
     model_folder: Path,
     classifier: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
     arguments = [
         str(tmp_path / "train.jsonl"),
         f"corpus={corpus_file}",

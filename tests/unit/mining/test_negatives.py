@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
-from unicodedata import normalize
 
 import pytest
 
@@ -68,27 +67,6 @@ def test_known_positives_are_recognised_by_id_and_by_text() -> None:
         *candidates("other", "One  two three four five six seven eight nine TEN", "another")[1:],
     ]
     assert chosen(found) == ([3], {"known positive": 2})
-
-
-@pytest.mark.parametrize(
-    ("text", "other"),
-    [
-        *(
-            (text, normalize("NFD", text))
-            for text in ("L'été à la forêt brûlée", "Hà Nội là thủ đô", "서울은 수도이다")
-        ),
-        (
-            "A file of the first office",
-            "A \ufb01le of the \ufb01rst o\ufb03ce",
-        ),  # ligatures, as PDFs have them
-    ],
-)
-def test_a_positive_in_another_normal_form_is_no_negative(text: str, other: str) -> None:
-    positives = (Passage(text),)
-    found = [Passage(other, "", "d"), *candidates("other")]
-    mined = mine(found, positives=positives)
-    assert [candidate.rank for candidate in mined.negatives] == [2]
-    assert mined.left_out == {"known positive": 1}
 
 
 def test_a_passage_without_text_is_no_negative_since_training_would_refuse_it() -> None:

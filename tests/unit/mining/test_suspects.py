@@ -17,7 +17,6 @@ from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import IndexTexts
-from dpr.mining import search as searches
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import WORDS, static_folder, tiny_model
 from tests.unit.mining.conftest import records
@@ -25,11 +24,6 @@ from tests.unit.mining.conftest import records
 WRONG, ANSWERED = (3, 11, 17), (5, 20)
 """Rows whose positive is another row's, and rows whose hard negative holds the question's words better than
 the positive does."""
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
 
 
 @pytest.fixture

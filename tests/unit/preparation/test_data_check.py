@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from unicodedata import normalize
 
 import pytest
 
@@ -83,16 +81,6 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
         [f"{path}:6"],
     )
     assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
-
-
-def test_a_text_in_another_normal_form_is_the_same(tmp_path: Path) -> None:
-    rows = [
-        TrainingSample(normalize(form, "o\xf9 est l'\xe9t\xe9"), (Passage(normalize(form, "l\xe0")),))
-        for form in ("NFC", "NFD")
-    ]
-    rows[1] = replace(rows[1], hard_negatives=rows[0].positives)
-    check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions(open_store))
-    assert check.findings[data_check.REPEATED].count == check.findings[data_check.CONTRADICTED].count == 1
 
 
 def test_swapped_columns_are_said_here_and_in_training() -> None:
@@ -186,31 +174,6 @@ def test_many_negatives_do_not_make_it_slow(tmp_path: Path, monkeypatch: pytest.
     check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions(open_store))
     assert check.texts["hard negative"].seen == 500
     assert check.findings[data_check.NEAR].count == 110
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "messages"),
-    [
-        (
-            "cut.jsonl",
-            '{"question": "who", "positive_ctxs": [{"text": "some',
-            ["Unterminated string starting at column 48"],
-        ),
-        (
-            "bare.csv",
-            "who is it,a long text\nwhat,another\n",
-            ["by commas under a header such as question,passage"],
-        ),
-        ("odd.tsv", "one\ttwo\tthree\tfour\tfive\n", ["5 columns"]),
-    ],
-)
-def test_what_cannot_be_read_says_what_is_missing(
-    tmp_path: Path, name: str, text: str, messages: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / name).write_text(text)
-    assert main(["check-data", str(tmp_path / name)]) == 3
-    told = "".join(capsys.readouterr())
-    assert all(message in told for message in messages), told
 
 
 @pytest.mark.parametrize(

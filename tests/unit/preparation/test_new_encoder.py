@@ -80,15 +80,6 @@ def test_the_folder_loads_as_an_encoder_with_its_tokenizer(corpus: Path, tmp_pat
     assert tokenizer.decode(tokenizer("CAF\u00c9!")["input_ids"], skip_special_tokens=True) == "cafe!"
 
 
-def test_unused_slots_take_special_tokens(corpus: Path, tmp_path: Path) -> None:
-    make(corpus, tmp_path / "encoder")
-    settings = EncoderSettings(sequence_length=32)
-    model = BiEncoder.from_pretrained(
-        str(tmp_path / "encoder"), settings, pretrained=False, special_tokens=["[Q]", "[P]"]
-    )
-    assert model.tensorizer.tokenizer.convert_tokens_to_ids(["[Q]", "[P]"]) == [1, 2]
-
-
 def test_questions_enter_the_vocabulary(corpus: Path, tmp_path: Path) -> None:
     questions = tmp_path / "train.json"
     questions.write_text(json.dumps([{"question": "xyzzy xyzzy", "positive_ctxs": []}] * 200))
@@ -104,12 +95,6 @@ def test_a_vocabulary_has_the_asked_size_each_token_once_and_reserved_ones_first
     assert vocabulary[:7] == ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert len(set(vocabulary)) == len(vocabulary) <= 70
     assert "words" in vocabulary
-
-
-def test_a_cased_vocabulary_keeps_case() -> None:
-    shape = EncoderShape(vocab_size=60, lower_case=False, num_unused=0)
-    vocabulary = train_vocabulary(lambda: ["Alpha Alpha Beta"], shape)
-    assert "Alpha" in vocabulary and "alpha" not in vocabulary
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError
-from dpr.formats.original.checkpoints import read_dpr_checkpoint, write_dpr_checkpoint
+from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.inert_pickle import StructureReader
 from tests.helpers.original import flat_params, nested_params, original_extras, write_original
 
@@ -48,22 +48,6 @@ def test_weights_and_settings_are_read_bit_for_bit(tmp_path: Path, params: Param
     )
     assert (read.pretrained_model_cfg, read.do_lower_case, read.sequence_length) == ("bert-tiny", True, 24)
     assert read.settings["projection_dim"] == 3
-
-
-def test_what_is_written_is_plain_and_comes_back(tmp_path: Path) -> None:
-    weights = some_weights()
-    write_dpr_checkpoint(tmp_path / "x.cp", weights, flat_params("bert-tiny"))
-    loaded = torch.load(tmp_path / "x.cp", weights_only=True)
-    assert set(loaded) == {
-        "model_dict",
-        "optimizer_dict",
-        "scheduler_dict",
-        "offset",
-        "epoch",
-        "encoder_params",
-    }
-    read = read_dpr_checkpoint(tmp_path / "x.cp")
-    assert all(torch.equal(read.weights[name], tensor) for name, tensor in weights.items())
 
 
 class Calls:
@@ -283,15 +267,6 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "x.cp")
     with pytest.raises(CheckpointError, match="has no model_dict"):
         read_dpr_checkpoint(tmp_path / "x.cp")
-
-
-def test_what_a_run_under_hydra_writes_is_read(tmp_path: Path) -> None:
-    """OmegaConf's resolver cache has tuples of texts as keys."""
-    params = nested_params("bert-tiny")
-    assert ("%Y-%m-%d",) in params["encoder"]._get_parent()._metadata.resolver_cache["now"]
-    for as_zip in (True, False):
-        read = read_dpr_checkpoint(write_original(tmp_path / "x.cp", some_weights(), params, as_zip=as_zip))
-        assert (read.pretrained_model_cfg, read.settings["dropout"]) == ("bert-tiny", 0.1)
 
 
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "sequence"])
