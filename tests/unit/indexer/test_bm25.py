@@ -200,16 +200,3 @@ def test_an_index_of_wrong_types_under_right_hashes_is_refused(
     rewrite(folder, file.name, json.dumps(changed).encode())
     with pytest.raises(InputError, match="index"):
         saved(folder)
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [np.array(["a", 1], dtype=object), np.zeros(4, dtype="S1025"), np.arange(4)],
-    ids=["objects", "long", "numbers"],
-)
-def test_ids_of_another_kind_are_refused(tmp_path: Path, ids: np.ndarray) -> None:
-    saved(tmp_path / "index")
-    np.save(tmp_path / "ids.npy", ids, allow_pickle=True)
-    rewrite(tmp_path / "index", "ids.npy", (tmp_path / "ids.npy").read_bytes())
-    with pytest.raises(InputError, match=r"ids\.npy"):
-        saved(tmp_path / "index")
