@@ -79,18 +79,6 @@ def test_what_is_gone_is_made_again_and_what_reads_it(tmp_path: Path) -> None:
     assert job.made[5:] == ["a", "b"]
 
 
-def test_a_failure_passes_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    job = Job()
-    job.before = lambda: job.made and sys.exit(4)
-    with pytest.raises(SystemExit):
-        two(tmp_path, job)
-    (tmp_path / "b" / "half.txt").touch()
-    job.before = lambda: None
-    two(tmp_path, job)
-    assert job.made == ["a", "b"]
-    assert (tmp_path / "b" / "half.txt").exists()
-
-
 def test_a_job_that_does_not_make_what_it_should_is_not_done(tmp_path: Path) -> None:
     job = Job()
     with (
@@ -101,22 +89,30 @@ def test_a_job_that_does_not_make_what_it_should_is_not_done(tmp_path: Path) -> 
     assert "outputs" not in json.loads((tmp_path / "a" / RECORD).read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_stage_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    handler = signal.getsignal(number)
+@pytest.mark.parametrize("how", [None, signal.SIGTERM, signal.SIGINT])
+def test_a_failure_or_a_signal_ends_the_stage_and_the_same_command_goes_on(
+    tmp_path: Path, how: signal.Signals | None
+) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     job = Job()
 
-    def killed() -> None:
-        if job.made:
-            os.kill(os.getpid(), number)
+    def ended() -> None:
+        if not job.made:
+            return
+        if how is None:
+            sys.exit(4)
+        os.kill(os.getpid(), how)
 
-    job.before = killed
-    with pytest.raises(StopRequested, match=f"{number.name}. Rerun the same command to resume"):
+    job.before = ended
+    expected = f"{how.name}. Rerun the same command to resume" if how else "4"
+    with pytest.raises(StopRequested if how else SystemExit, match=expected):
         two(tmp_path, job)
-    assert signal.getsignal(number) == handler
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    (tmp_path / "b" / "half.txt").touch()
     job.before = lambda: None
     two(tmp_path, job)
     assert job.made == ["a", "b"]
+    assert (tmp_path / "b" / "half.txt").exists()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable
 
 import pytest
@@ -46,43 +45,6 @@ def test_the_order_of_the_list_counts_not_ties_or_narrowed_scores() -> None:
     for first, second in ((1.0, 1.0), (1.00000001, 1.0), (float("inf"), 5.0), (0.0, 1.0)):
         run = {"q": [("a_gold", first), ("z_other", second)]}
         assert evaluate_run(run, {"q": {"a_gold": 1}}, cutoffs=(1,))["accuracy@1"] == 1
-
-
-def random_run(seed: int) -> tuple[dict[str, list[tuple[str, float]]], dict[str, dict[str, int]]]:
-    rng = random.Random(seed)
-    passages = [f"d{number}" for number in range(60)]
-    run = {f"q{number}": [(passage, 0.0) for passage in rng.sample(passages, 40)] for number in range(25)}
-    run = {
-        question: [(passage, 1 / (3 + rank)) for rank, (passage, _) in enumerate(hits)]
-        for question, hits in run.items()
-    }
-    qrels = {
-        question: {passage: rng.randrange(3) for passage in rng.sample(passages, 5)} | {"d0": 1}
-        for question in run
-    }
-    return run, qrels
-
-
-def test_equals_ir_measures() -> None:
-    ir_measures = pytest.importorskip("ir_measures")
-    run, qrels = random_run(0)
-    names = {
-        "ndcg@10": "nDCG@10",
-        "mrr@10": "RR@10",
-        "recall@20": "R@20",
-        "accuracy@5": "Success@5",
-        "map": "AP",
-    }
-    reference = ir_measures.calc_aggregate(
-        [ir_measures.parse_measure(name) for name in names.values()],
-        qrels,
-        {question: dict(hits) for question, hits in run.items()},
-    )
-    expected = {str(measure): value for measure, value in reference.items()}
-    values = evaluate_run(run, qrels, cutoffs=(5, 10, 20))
-    for ours, theirs in names.items():
-        assert values[ours] == pytest.approx(expected[theirs], abs=1e-9)
-    assert 0 < values["ndcg@10"] < 1
 
 
 def test_a_judged_question_without_hits_counts_as_zero() -> None:

@@ -28,7 +28,6 @@ class Server:
     files: dict[str, bytes] = field(default_factory=dict)
     break_after: list[int] = field(default_factory=list)
     fail_first: int = 0
-    refuse_with: int = 0
     redirect: str = ""
     with_length: bool = True
     length: str = ""
@@ -46,8 +45,6 @@ def handler(state: Server) -> type[BaseHTTPRequestHandler]:
             if state.fail_first > 0:
                 state.fail_first -= 1
                 self.send_error(503)
-            elif state.refuse_with:
-                self.send_error(state.refuse_with)
             elif state.redirect:
                 self.send_response(302)
                 self.send_header("Location", state.redirect)

@@ -12,21 +12,18 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files import rows as row_readers
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_files.rows import Counts
 from dpr.formats.training_sets import open_training_set
-from tests.helpers.examples import examples
-from tests.helpers.patience import patient
+from tests.unit.formats.test_training_files import QUICK, SOLID, TEXT, lines
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
-SOLID = TEXT.filter(lambda text: bool(text.strip()))
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT, st.none() | TEXT, st.booleans()), max_size=3).map(tuple)
 ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
 SAMPLES = st.lists(
@@ -50,17 +47,7 @@ def record(question: str = "q", **more: Any) -> dict[str, Any]:
     return {"question": question, "positive_ctxs": [{"text": "p"}], **more}
 
 
-def lines(path: Path, *records: Any) -> Path:
-    path.write_text(
-        "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records),
-        encoding="utf-8",
-    )
-    return path
-
-
-@settings(
-    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@QUICK
 @given(samples=SAMPLES, name=st.sampled_from(["x.json", "x.jsonl", "x.json.gz", "x.jsonl.gz"]))
 def test_what_is_written_is_read_back(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, samples: list[TrainingSample], name: str
@@ -376,31 +363,6 @@ def test_set_pickles_small_and_opens_elsewhere(tmp_path: Path) -> None:
             data[row]
 
 
-def _open_in_process(path: Path, start: Any, out: Any) -> None:
-    start.wait()
-    data = opened(path)
-    out.put((data.fingerprint, len(data)))
-
-
-def test_ranks_that_start_together_build_one_cache(tmp_path: Path) -> None:
-    write_training_set(
-        tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p"),)) for number in range(300)]
-    )
-    context = multiprocessing.get_context("fork")
-    start, out = context.Event(), context.Queue()
-    processes = [
-        context.Process(target=_open_in_process, args=(tmp_path / "t.json", start, out)) for _ in range(4)
-    ]
-    for process in processes:
-        process.start()
-    start.set()
-    results = {out.get(timeout=patient(30)) for _ in processes}
-    for process in processes:
-        process.join()
-    assert len(results) == 1
-    assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
-
-
 def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpr.formats import arrow_files
 
@@ -413,13 +375,6 @@ def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     data = opened(tmp_path / "t.jsonl")
     assert len(data.block_ends()) > 10
     assert rows(data) == samples
-
-
-def test_unwritable_cache_names_the_way_out(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", record())
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="set DPR_CACHE"):
-        open_training_set(path, name="set", cache_dir=tmp_path / "file" / "cache")
 
 
 def test_the_arrow_file_opens_with_datasets_too(tmp_path: Path) -> None:

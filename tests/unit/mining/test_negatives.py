@@ -143,14 +143,7 @@ def test_the_window_counts_ranks_of_all_that_was_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"per_question": 0},
-        {"from_rank": 0},
-        {"from_rank": 9, "to_rank": 8},
-        {"max_relative_score": -1},
-        {"max_relative_score": float("nan")},
-    ],
+    "values", [{"per_question": 0}, {"from_rank": 9, "to_rank": 8}, {"max_relative_score": float("nan")}]
 )
 def test_settings_out_of_range_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -128,14 +128,6 @@ def test_mistakes_are_reported(
     assert message in capsys.readouterr().err
 
 
-def test_nothing_is_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = pairs(tmp_path / "p.tsv", 2, 0), tmp_path / "out.jsonl"
-    out.write_text("mine")
-    assert main(["prepare", str(source), f"out={out}"]) == 3
-    assert "exists already" in capsys.readouterr().err
-    assert out.read_text() == "mine"
-
-
 def test_help_shows_every_format_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     from dpr.formats.training_files.registry import READERS
 
