@@ -81,11 +81,7 @@ def test_dpr_tsv_with_traps_is_read_as_stated(tmp_path: Path, packed: bool) -> N
     assert [(p.id, p.text, p.title) for p in read_passages(path, id_prefix="wiki:")] == [
         ("wiki:1", 'Aaron "the" prophet', "Aaron"),
         # quotes at both ends of a text go, also when they belong to it; a title keeps its
-        (
-            "wiki:2",
-            'Quoted" all around',
-            'Ti"tle"',
-        ),
+        ("wiki:2", 'Quoted" all around', 'Ti"tle"'),
         ("wiki:3", "two\nlines\tand a tab", ""),
         ("wiki:4", "it's \u2019plain", " T "),
         ("wiki:5", "", "empty"),

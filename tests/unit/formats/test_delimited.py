@@ -146,11 +146,7 @@ def test_ids_and_questions_name_the_overrides_that_read_them(tmp_path: Path) -> 
     path.write_text("1048585\twhat is paula deen's brother\n")
     with pytest.raises(InputError) as caught:
         read_questions(path)
-    for override in (
-        "datasets.<name>.id_col=0",
-        "question_col=1",
-        "answers_col=-1",
-    ):
+    for override in ("datasets.<name>.id_col=0", "question_col=1", "answers_col=-1"):
         assert override in str(caught.value)
     assert read_questions(path, id_col=0, question_col=1, answers_col=-1)[0].id == "1048585"
 

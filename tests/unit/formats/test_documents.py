@@ -105,10 +105,7 @@ def test_signs_of_a_page_are_no_markdown() -> None:
     page += "<pre>```\n&lt;b&gt;\n```\n# no heading</pre><p>- no item</p><table><tr><td>a|b<td>c</table>"
     page += "<form>a form</form><input type=checkbox>"
     assert outline(read_html(page.encode())) == [
-        (
-            (),
-            ["# 3 of <head> &amp; a_b*c x/y.html", "''' <b> ''' # no heading", "- no item", "a|b c"],
-        )
+        ((), ["# 3 of <head> &amp; a_b*c x/y.html", "''' <b> ''' # no heading", "- no item", "a|b c"])
     ]
 
 

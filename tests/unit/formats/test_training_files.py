@@ -96,11 +96,7 @@ def as_beir(sample: TrainingSample) -> TrainingSample:
 
 @pytest.mark.parametrize(
     ("name", "file", "expected"),
-    [
-        ("tevatron", "x.jsonl", with_ids),
-        ("flagembedding", "x.jsonl", as_flag),
-        ("beir", "x", as_beir),
-    ],
+    [("tevatron", "x.jsonl", with_ids), ("flagembedding", "x.jsonl", as_flag), ("beir", "x", as_beir)],
 )
 def test_what_is_written_is_read_back(
     name: str,
@@ -530,11 +526,7 @@ def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, 
 
 
 BAD = [
-    (
-        "tevatron",
-        '{"query": "q"}',
-        "no positive among the keys query, expected one of positive",
-    ),
+    ("tevatron", '{"query": "q"}', "no positive among the keys query, expected one of positive"),
     (
         "tevatron",
         '{"query": "q", "positive_passages": [{"docid": "1"}]}',

@@ -28,11 +28,7 @@ def negatives(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_the_command_asks_the_classifier_and_writes_its_scores(
-    tmp_path: Path,
-    train: TrainingSet,
-    corpus_file: Path,
-    model_folder: Path,
-    classifier: Path,
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, classifier: Path
 ) -> None:
     arguments = [
         str(tmp_path / "train.jsonl"),
