@@ -1,5 +1,4 @@
-"""Stages are run once, in order; what is done stays, what was interrupted goes on, and where something has
-changed all is made again."""
+"""Stages run once, in order; interrupted ones continue, changed ones are made again."""
 
 from __future__ import annotations
 
@@ -46,7 +45,6 @@ class Job:
 
 
 def two(out: Path, job: Job, made_of: str = "one") -> None:
-    """The stages a and b."""
     with stages_in(out, {"corpus": made_of}, first="a", jobs=job.jobs) as stages:
         for name in ("a", "b"):
             stages.run(name, "", "write-text", Writing(str(out / name / "out.txt"), name), ["out.txt"])

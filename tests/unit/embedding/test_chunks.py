@@ -1,5 +1,4 @@
-"""Reading, encoding and writing side by side: none waits for another, nothing is lost, a failing write is
-reported."""
+"""Chunks are read, encoded and written side by side; a failed write is reported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Figures of ``dpr retrieve``, ``dpr evaluate`` and the validation of training on tiny data, to the last digit:
-equal rankings have equal figures, whoever asks.
-
-pytest tests/unit/evaluation/test_evaluator.py
-"""
+"""Figures of retrieval, evaluation and validation on tiny data, equal to the last digit."""
 
 from __future__ import annotations
 

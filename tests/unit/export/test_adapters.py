@@ -1,5 +1,4 @@
-"""Adapters leave the toolkit merged into whole models, or as peft's own folders: the same vectors either
-way."""
+"""Adapters are exported as merged models or as folders of peft, with the same vectors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Export to the original's format: bit for bit there and back, plain contents, and no file that means
-something else."""
+"""Export to the original's format: bit for bit there and back, and plain contents."""
 
 from __future__ import annotations
 

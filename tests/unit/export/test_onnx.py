@@ -51,7 +51,6 @@ def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[BiEncoder, Path]:
-    """A folder as the command writes it."""
     place = tmp_path_factory.mktemp("served")
     model = shared(
         place / "made_of",

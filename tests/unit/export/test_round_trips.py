@@ -1,5 +1,4 @@
-"""A model that left in a format of another library and came back is the same model: the same vectors, and
-trained on, the same model."""
+"""A model that was exported and read again has the same vectors, and trains to the same weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is exported for sentence-transformers gives there the vectors that it gives here, loads in plain
-transformers, or is refused."""
+"""Exports for sentence-transformers give the model's vectors, load in transformers, or are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +35,6 @@ pytestmark = pytest.mark.skipif(find_spec("sentence_transformers") is None, reas
 
 
 def library() -> Any:
-    """sentence-transformers, which takes seconds to import."""
     import sentence_transformers
 
     return sentence_transformers

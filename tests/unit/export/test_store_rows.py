@@ -1,5 +1,4 @@
-"""Vectors joined with their passages: every row once, in order, whatever the sizes of chunks, batches and
-shards."""
+"""Vectors are joined with their passages: every row once, in order, whatever the chunks and shards."""
 
 from __future__ import annotations
 

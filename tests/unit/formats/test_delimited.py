@@ -1,5 +1,4 @@
-"""Tables: every command reads the same rows, nothing vanishes in silence, and columns are found by their
-names in any order."""
+"""Every command reads the same rows of a table, loses none silently, and finds columns by their names."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ ROWS = list[tuple[str, str, str]]
 
 
 def passages_of(path: Path) -> ROWS:
-    """The passages of a corpus, the same for a reading of the whole, for three shards of it, and for those
-    who look them up by id."""
+    """The passages of a corpus; the whole, three shards of it and a look-up by id agree."""
     found = [(str(p.id), p.text, p.title) for p in read_passages(path)]
     store = open_store(path, cache_dir=path.parent / "cache")
     bounds = [len(found) * part // 3 for part in range(4)]

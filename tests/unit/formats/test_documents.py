@@ -1,5 +1,4 @@
-"""Every kind of document is read as headings with what stands under them, and what cannot be read is one
-sentence."""
+"""Documents of every kind become headings and their text; each unreadable one is one sentence."""
 
 from __future__ import annotations
 
@@ -245,7 +244,6 @@ def test_any_bytes_are_read_or_refused_by_every_reader(tmp_path: Path) -> None:
 
 
 def drawn_pdf(path: Path) -> None:
-    """By matplotlib."""
     import matplotlib
     from matplotlib.backends.backend_pdf import PdfPages
     from matplotlib.figure import Figure
@@ -258,7 +256,6 @@ def drawn_pdf(path: Path) -> None:
 
 
 def slides(path: Path) -> None:
-    """By python-pptx."""
     import pptx
 
     deck = pptx.Presentation()
@@ -272,7 +269,6 @@ def slides(path: Path) -> None:
 
 
 def workbook(path: Path, rows: list[tuple[Any, ...]] | None = None) -> None:
-    """By openpyxl."""
     import openpyxl
 
     book = openpyxl.Workbook()
@@ -309,7 +305,6 @@ def test_what_other_programs_write_is_read(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["docx", "epub"])
 def test_what_pandoc_wrote_has_the_sections_of_what_it_was_made_of(suffix: str) -> None:
-    """The same text as Markdown, and as pandoc 2.17 wrote it."""
     fixtures = Path(__file__).parents[2] / "fixtures" / "documents"
     source = read_document(fixtures / "guide.md", PurePosixPath("guide.md"))
     document = read_document(fixtures / f"guide.{suffix}", PurePosixPath(f"guide.{suffix}"))
@@ -493,7 +488,6 @@ def test_most_rows_tell_which_sign_separates_cells(text: str) -> None:
 
 
 def word(path: Path, body: str, *, notes: str = "") -> None:
-    """A Word file of this body."""
     space = "http://schemas.openxmlformats.org"
     spaces = f'xmlns:w="{space}/wordprocessingml/2006/main" xmlns:a="{space}/drawingml/2006/main"'
     spaces += f' xmlns:wp="{space}/drawingml/2006/wordprocessingDrawing" xmlns:mc="{space}/markup-compatibility/2006"'

@@ -1,5 +1,4 @@
-"""Rows in memory, data sets of the package datasets and names of its hub give what a file with the same rows
-gives."""
+"""Rows in memory, data sets of ``datasets`` and names of its hub are read as a file with the same rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Files as other tools write them are read as those tools read them, whatever holds the records; or the
-message names the keys."""
+"""Files that other tools write are read as those tools read them, or the message names their keys."""
 
 from __future__ import annotations
 
@@ -29,7 +28,6 @@ from dpr.formats.training_sets import open_training_set
 
 
 def written(path: Path, *records: dict[str, Any]) -> Path:
-    """The records in a file of the kind that its name says."""
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(list(records)), path)
     elif path.suffix == ".json":

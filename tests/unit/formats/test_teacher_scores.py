@@ -1,5 +1,4 @@
-"""A teacher's score of each passage is read from every format that has one, kept by the cache, and written
-again."""
+"""A teacher's scores are read from every format that has them, kept by the cache and written again."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_parsing_happens_once_and_again_when_the_file_changes(
 
 
 def settled(folder: Path) -> None:
-    """Makes files look as if they were written some time ago, so that their hashes are remembered."""
+    """Makes files look old, so that their hashes are remembered."""
     for file in folder.rglob("*"):
         os.utime(file, ns=(10**18, 10**18))
 

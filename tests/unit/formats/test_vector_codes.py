@@ -27,7 +27,6 @@ def _pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that can be stored, and what is read of them."""
     arrays, bad, zero = encode(vectors, dtype)
     kept = ~(bad | zero)
     return vectors[kept].astype(np.float64), decode(arrays)[kept].astype(np.float64)

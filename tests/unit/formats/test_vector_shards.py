@@ -206,7 +206,6 @@ def test_paths_that_hold_no_vectors_are_clear_errors(tmp_path: Path) -> None:
 
 
 def replaced(folder: Path, name: str, content: bytes) -> Path:
-    """The shard with another file, its manifest made to agree."""
     (folder / name).write_bytes(content)
     metadata = json.loads((folder / MANIFEST).read_text())["metadata"]
     (folder / MANIFEST).unlink()

@@ -168,7 +168,6 @@ def test_what_cannot_be_indexed_is_refused() -> None:
 
 
 def saved(folder: Path) -> Index:
-    """Built and saved, or opened when it is there."""
     corpus = IndexTexts(list(TEXTS), TEXTS.values())
     return IndexStore(
         IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "abc"}

@@ -178,7 +178,6 @@ KINDS = ["float32", "medium"]
 
 
 def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products in float32, or in float32 whose inputs may be rounded."""
     monkeypatch.setattr(
         torch, "get_float32_matmul_precision", lambda: "medium" if kind == "medium" else "highest"
     )

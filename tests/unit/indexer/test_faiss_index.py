@@ -1,5 +1,4 @@
-"""Indexes of faiss find what exact search finds, state the recall that was measured, and a damaged one is never
-searched."""
+"""Indexes of faiss find what exact search finds and state their recall; damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ FACTORIES = [
 
 
 def make(num_vectors: int = 1500) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Vectors in clusters and of very different lengths, so that the nearest by L2 distance and the largest dot
-    product differ."""
+    """Clusters of vectors of different lengths, so that L2 distance and dot product rank differently."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((40, DIMENSION)) * 1.5
     vectors = centres[rng.integers(40, size=num_vectors)] + rng.standard_normal((num_vectors, DIMENSION))

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def task_class(world: World) -> Any:
-    """A retrieval task of mteb over the small corpus; passages have titles."""
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
     from mteb.abstasks.task_metadata import TaskMetadata

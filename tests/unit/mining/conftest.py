@@ -71,8 +71,7 @@ def repeating_corpus(count: int = 120) -> list[Passage]:
 
 
 def repeating_samples(count: int = 40) -> list[TrainingSample]:
-    """Questions with one or two positives, some of them not in the corpus, some questions twice with
-    different positives."""
+    """One or two positives each, some outside the corpus; some questions twice with other positives."""
     rng = random.Random(2)
     passages = repeating_corpus()
     samples = []
@@ -100,7 +99,6 @@ def mine(
     keep_within: int = 0,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """By BM25, unless a search is given."""
     searches = [search or LexicalSearch()]
     job = Mining(train, out, searches, corpus, settings=settings, keep_within=keep_within)
     return run_job(job, processes=processes)

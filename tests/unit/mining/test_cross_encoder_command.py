@@ -23,7 +23,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def negatives(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Question and entry of every negative."""
     return [(row["question"], entry) for row in records(path) for entry in row["hard_negative_ctxs"]]
 
 

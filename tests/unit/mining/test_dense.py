@@ -1,5 +1,4 @@
-"""Mining with a model: what brute force finds, however often it was interrupted, by however many processes,
-with whatever vectors."""
+"""Mining finds what brute force finds, with vectors of a model or with BM25."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ Scores = Callable[[str, list[Passage]], np.ndarray]
 
 
 def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in_corpus: bool) -> list[str]:
-    """Ids of the negatives of a question: every passage scored, every filter asked about every passage in the
-    window."""
+    """Ids of the negatives of a question: every passage scored, every filter asked about each."""
     samples, passages = repeating_samples(), repeating_corpus()
     sample = samples[row]
     own = [passage for other in samples if other.question == sample.question for passage in other.positives]
@@ -207,7 +205,6 @@ def test_vectors_of_another_model_or_corpus_are_refused(
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:
-    """A Hugging Face folder: the encoder's config and vocabulary with other weights."""
     from transformers import AutoModel, AutoTokenizer, BertConfig
 
     folder = tmp_path / "foreign"

@@ -1,5 +1,4 @@
-"""``dpr mine``: the same file however often it was interrupted and by how many processes, with what BM25 by
-hand finds."""
+"""``dpr mine``: the same file however often it was interrupted and by how many processes."""
 
 from __future__ import annotations
 
@@ -265,8 +264,6 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
 
 
 class KillingSearch(LexicalSearch):
-    """Searches in a process that is then killed, as by a machine short of memory."""
-
     def find(self, queries: Sequence[Query], depth: int) -> list[Found]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError

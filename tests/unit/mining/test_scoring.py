@@ -30,8 +30,7 @@ LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Questions with positives, of which some are not in the corpus, and negatives of both kinds from it;
-    some have other scores."""
+    """Questions with positives, some outside the corpus, and negatives; some have other scores."""
     rng, corpus = random.Random(5), repeating_corpus()
     samples = []
     for row, sample in enumerate(repeating_samples()):
@@ -43,7 +42,6 @@ def data(tmp_path: Path) -> Path:
 
 
 def entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Question and entry of every passage."""
     return [(row["question"], entry) for row in records(path) for name in LISTS for entry in row[name]]
 
 

@@ -1,5 +1,4 @@
-"""``dpr check-data suspects=``: labels that BM25 and a model both contradict; ``dpr prepare suspects=`` drops
-or relabels them."""
+"""``suspects=``: labels that BM25 and a model both contradict are listed, dropped or relabelled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A link where the name of a lock, a log, a temporary or an unfinished file can be foreseen: what it points
-to is never written."""
+"""A link in the place of a lock, a log or a temporary file is never followed."""
 
 from __future__ import annotations
 

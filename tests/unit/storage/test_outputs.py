@@ -1,5 +1,4 @@
-"""Outputs: a place that cannot be written is refused before the work, and the same command knows what it has
-made."""
+"""A place that cannot be written is refused before the work; finished outputs are recognised."""
 
 from __future__ import annotations
 

@@ -30,8 +30,6 @@ def test_a_claim_or_a_proof_of_another_shape_is_refused_or_no_proof(tmp_path: Pa
 
 
 class Parts(Steps):
-    """Steps of two files each."""
-
     def do(self, number: int) -> None:
         names = (f"{name}-{number}" for name in "ab")
         self.write_step(number, {name: lambda out, text=name: out.write(text.encode()) for name in names})
@@ -49,8 +47,7 @@ def all_steps(folder: Path) -> None:
 
 
 def dies_at(last: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lets the process die before its operation number ``last`` on the disk; returns the list of those it
-    did."""
+    """Raises in place of operation number ``last`` on the disk; returns the operations before it."""
     done: list[str] = []
 
     def counted(name: str, real: Any) -> Any:

@@ -98,7 +98,6 @@ def packed(
     data: bytes = b"",
     compression: int = zipfile.ZIP_STORED,
 ) -> Path:
-    """The container of torch.save around any pickle."""
     file = folder / "evil.cp"
     if as_zip:
         with zipfile.ZipFile(file, "w", compression) as archive:
@@ -186,7 +185,6 @@ def test_deep_nesting_and_cycles_do_no_harm(tmp_path: Path) -> None:
 def tensor_stream(
     *, offset: int = 0, shape: tuple[int, ...] = (2,), stride: tuple[int, ...] = (1,), count: int = 2
 ) -> bytes:
-    """A checkpoint with one tensor of the given claims."""
 
     def number(value: int) -> bytes:
         return b"\x8a\x08" + struct.pack("<q", value)
