@@ -376,11 +376,6 @@ UNREAD = [
         "hard_negatives_ctxs",
         "did you mean hard_negative_ctxs",
     ),
-    (
-        {"question": "q", "positive_ctxs": [{"text": "p"}], "negatives": []},
-        "negatives",
-        "did you mean negative_ctxs",
-    ),
     ({"question": "q", "positive_ctxs": [{"text": "p"}], "answer": "a"}, "answer", "did you mean answers"),
     ({"query": "q", "pos": ["p"], "score": 1.0}, "score", "docs/training_data.md says where scores"),
     (
@@ -534,11 +529,9 @@ BAD = [
     ),
     ("flagembedding", '{"query": "q", "pos": ["p", " "]}', "pos[1] is empty"),
     ("flagembedding", '{"query": 3, "pos": ["p"]}', "query is the number 3, expected a string"),
-    ("flagembedding", '{"query": "q"}', "no positive among the keys query, expected one of positive"),
     ("pairs", "only one", "1 columns, expected 2"),
     ("pairs", "q\t ", "column 2 is empty"),
     ("triples", "q\tp", "2 columns, expected 3"),
-    ("columns", '{"query": "q", "text": "p"}', "no positive among the keys query, text"),
     ("columns", '{"query": "", "positive": "p"}', "query is empty"),
     ("columns", "[1]", "the row is a list"),
 ]

@@ -129,10 +129,8 @@ def test_dpr_file_with_traps_is_read_as_stated(tmp_path: Path, layout: str) -> N
 
 BAD = [
     ({"positive_ctxs": [{"text": "p"}]}, "question is missing, expected a string"),
-    ({"question": 3, "positive_ctxs": [{"text": "p"}]}, "question is the number 3, expected a string"),
     (record(" \n"), "question is empty"),
     ({"question": "q"}, "positive_ctxs is missing, expected a list"),
-    ({"question": "q", "positive_ctxs": None}, "positive_ctxs is null, expected a list"),
     ({"question": "q", "positive_ctxs": {"text": "p"}}, "positive_ctxs is an object, expected a list"),
     ({"question": "q", "positive_ctxs": ["p"]}, "positive_ctxs[0] is the string 'p', expected an object"),
     (
@@ -143,7 +141,6 @@ BAD = [
     (record(hard_negative_ctxs=[{"text": "h"}, {"text": ""}]), "hard_negative_ctxs[1].text is empty"),
     (record(negative_ctxs="n"), "negative_ctxs is the string 'n', expected a list"),
     (record(negative_ctxs=[{"text": "n", "title": 5}]), "negative_ctxs[0].title is the number 5"),
-    (record(negative_ctxs=[{"text": "n", "id": [1]}]), "negative_ctxs[0].id is a list"),
     (record(negative_ctxs=[{"text": "n", "id": True}]), "negative_ctxs[0].id is the boolean True"),
     (record(answers={"a": 1}), "answers is an object"),
     (record(answers=["a", None]), "answers[1] is null"),
@@ -375,15 +372,3 @@ def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     data = opened(tmp_path / "t.jsonl")
     assert len(data.block_ends()) > 10
     assert rows(data) == samples
-
-
-def test_the_arrow_file_opens_with_datasets_too(tmp_path: Path) -> None:
-    import datasets
-
-    write_training_set(tmp_path / "t.jsonl", [TrainingSample("q", (Passage("p", "t", None, True),))])
-    opened(tmp_path / "t.jsonl")
-    (arrow,) = (tmp_path / "cache").glob("training-*/rows.arrow")
-    (row,) = datasets.Dataset.from_file(str(arrow))
-    assert row["positives"] == [
-        {"text": "p", "title": "t", "id": None, "has_score": True, "teacher_score": None}
-    ]

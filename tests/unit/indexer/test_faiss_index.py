@@ -27,19 +27,11 @@ CHOICES: dict[str, dict[str, Any]] = {
     "ivf": {"factory": "IVF16,SQ8", "probes": 16},
 }
 LISTS = ["ivf"]
-FACTORIES = [
-    *[
-        "Flat",
-        "PCA8,IVF8,SQ8",
-        "HNSW16",
-        "HNSW16_SQ8",
-        "IVF8,PQ4x4,RFlat",
-        "IVF8_HNSW4,PQ8x4np",
-        "OPQ8,IVF8,PQ8x4fs",
-    ],
-    *["IDMap,Flat", "PCA8,IDMap2,HNSW16", "L2norm,IVF8,RaBitQ4", "PRQ4x2x4", "IVF64,RQ4x4fs"],
-    "IVF256,PQ8x4",  # tables of L2 distances would be larger than the file
-]
+# The last one: tables of L2 distances would be larger than the file.
+FACTORIES = (
+    "Flat PCA8,IVF8,SQ8 HNSW16 HNSW16_SQ8 IVF8,PQ4x4,RFlat IVF8_HNSW4,PQ8x4np OPQ8,IVF8,PQ8x4fs IDMap,Flat"
+    " PCA8,IDMap2,HNSW16 L2norm,IVF8,RaBitQ4 PRQ4x2x4 IVF64,RQ4x4fs IVF256,PQ8x4"
+).split()
 
 
 def make(num_vectors: int = 1500) -> tuple[list[str], np.ndarray, np.ndarray]:

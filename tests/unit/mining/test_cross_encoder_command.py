@@ -29,17 +29,10 @@ def negatives(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def test_the_command_asks_the_classifier_and_writes_its_scores(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, classifier: Path
 ) -> None:
-    arguments = [
-        str(tmp_path / "train.jsonl"),
-        f"corpus={corpus_file}",
-        f"model_file={model_folder}",
-        "device=cpu",
-        "per_question=3",
-    ]
-    arguments.append(f"cross_encoder={classifier}")
-
     whole = tmp_path / "whole.jsonl"
-    assert main(["mine", *arguments, f"out={whole}"]) == 0
+    arguments = [f"corpus={corpus_file}", f"model_file={model_folder}", f"cross_encoder={classifier}"]
+    arguments += ["device=cpu", "per_question=3", f"out={whole}"]
+    assert main(["mine", str(tmp_path / "train.jsonl"), *arguments]) == 0
     kept = negatives(whole)
     pairs = [(question, Passage(entry["text"], entry["title"])) for question, entry in kept]
     model = CrossEncoder.load(classifier)

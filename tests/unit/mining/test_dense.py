@@ -161,22 +161,10 @@ def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for shard in (0, 1):
-        embed(
-            model_folder,
-            corpus_file,
-            tmp_path / "vectors",
-            "num_shards=2",
-            f"shard_id={shard}",
-            "chunk_size=13",
-        )
-    basic = [
-        "mine",
-        str(tmp_path / "train.jsonl"),
-        f"model_file={model_folder}",
-        f"corpus={corpus_file}",
-        "device=cpu",
-        "max_relative_score=0.9",
-    ]
+        more = ["num_shards=2", f"shard_id={shard}", "chunk_size=13"]
+        embed(model_folder, corpus_file, tmp_path / "vectors", *more)
+    basic = ["mine", str(tmp_path / "train.jsonl"), f"model_file={model_folder}", f"corpus={corpus_file}"]
+    basic += ["device=cpu", "max_relative_score=0.9"]
     own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
     assert main([*basic, f"out={own}"]) == 0
     with_vectors = [*basic, f"out={given}", f"vectors={tmp_path}/vectors_*"]

@@ -38,17 +38,10 @@ def corpus(count: int = 80) -> list[Passage]:
 
 def samples(count: int = 30) -> list[TrainingSample]:
     rng = random.Random(2)
-    passages = corpus()
     made = []
-    for number in range(count):
-        gold = passages[number]
-        made.append(
-            TrainingSample(
-                " ".join(rng.sample(gold.text.split(), 4)),
-                (Passage(gold.text, gold.title),),
-                answers=(WORDS[number],),
-            )
-        )
+    for gold, answer in zip(corpus()[:count], WORDS, strict=False):
+        question = " ".join(rng.sample(gold.text.split(), 4))
+        made.append(TrainingSample(question, (Passage(gold.text, gold.title),), answers=(answer,)))
     return made
 
 

@@ -97,17 +97,10 @@ def test_swapped_columns_are_said_here_and_in_training() -> None:
 
 
 def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [
-        {"question": "q", "positive_ctxs": [{"text": "a passage"}], "hard_negatives_ctxs": []},
-        {
-            "question": "r",
-            "positive_ctxs": [{"text": "another passage"}],
-            "hard_negative_ctxs": [{"text": "0.134"}],
-        },
-        {"question": "s", "positive_ctxs": [{"text": "\u6771\u4eac\u306f\u65e5\u672c\u306e\u9996\u90fd"}]},
-    ]
     path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    wrong = {"question": "q", "positive_ctxs": [{"text": "a passage"}], "hard_negatives_ctxs": []}
+    right = {"question": "r", "positive_ctxs": [{"text": "another"}], "hard_negative_ctxs": [{"text": "0.1"}]}
+    path.write_text(f"{json.dumps(wrong)}\n{json.dumps(right)}\n")
     assert main(["check-data", str(path), "strict=true"]) == 3
     text = capsys.readouterr().out
     assert "1 train: keys that are not read, or not as they stand" in " ".join(text.split())
@@ -117,12 +110,8 @@ def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.Capt
 def test_rows_with_labels_are_checked_as_they_are_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = [
-        {"query": "q", "passage": "a passage", "label": 1},
-        {"query": "r", "passage": "no passage", "label": 0},
-    ]
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    path = tmp_path / "t.tsv"
+    path.write_text("query\tpassage\tlabel\nq\ta passage\t1\nr\tno passage\t0\n")
     assert main(["check-data", str(path)]) == 0
     assert "questions without a positive" in capsys.readouterr().out
 

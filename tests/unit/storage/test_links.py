@@ -62,8 +62,6 @@ def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(
     make = {
         "soft": lambda: place.symlink_to(precious),
         "dangling": lambda: place.symlink_to(precious.with_name("new")),
-    }
-    make |= {
         "hard": lambda: place.hardlink_to(precious),
         "pipe": lambda: os.mkfifo(place),
         "folder": place.mkdir,

@@ -151,12 +151,11 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
     file = tmp_path / "file"
     file.write_text("content")
     os.utime(file, (1e9, 1e9))
-    for name in ("contents",):
-        (cache / name).mkdir()
-        for age in (1, 61):
-            (cache / name / f"of {age} days").touch()
-            os.utime(cache / name / f"of {age} days", (then := time.time() - age * 86_400 - 60, then))
-        (cache / name / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
+    (cache / "contents").mkdir()
+    for age in (1, 61):
+        (cache / "contents" / f"of {age} days").touch()
+        os.utime(cache / "contents" / f"of {age} days", (then := time.time() - age * 86_400 - 60, then))
+    (cache / "contents" / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
     with alone_with(cache / "held.lock"):
         ensure_built(cache / "new", lambda folder: folder.mkdir())
         assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["held.lock", "of 1 days"]
