@@ -188,21 +188,11 @@ def test_ids_are_prefixed_and_float16_halves_the_size(embedding_folder: Path, tm
 def test_metadata_say_where_vectors_come_from(embedding_folder: Path, tmp_path: Path) -> None:
     embed(embedding_folder, tmp_path / "X", shard_id=1, num_shards=2)
     metadata = VectorShard(tmp_path / "X_1").metadata
-    origin = {
-        "model_fingerprint": BiEncoder.load(embedding_folder / "model").fingerprint,
-        "encoder_type": "ctx",
-        "similarity": "dot",
-    }
-    place = {
-        "corpus": "corpus.tsv",
-        "shard_id": 1,
-        "num_shards": 2,
-        "first_row": 27,
-        "end_row": 53,
-        "num_vectors": 26,
-        "num_chunks": 4,
-    }
-    expected = origin | place | {"dimension": 16, "dtype": "float32", "precision": "fp32"}
+    expected = {"model_fingerprint": BiEncoder.load(embedding_folder / "model").fingerprint}
+    expected |= {"encoder_type": "ctx", "similarity": "dot", "corpus": "corpus.tsv"}
+    expected |= {"shard_id": 1, "num_shards": 2, "first_row": 27, "end_row": 53}
+    expected |= {"num_vectors": 26, "num_chunks": 4}
+    expected |= {"dimension": 16, "dtype": "float32", "precision": "fp32"}
     assert {key: metadata[key] for key in expected} == expected
     assert str(tmp_path) not in str(metadata)
 

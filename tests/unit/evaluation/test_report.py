@@ -58,31 +58,17 @@ def texts(page: str) -> str:
 
 def run_folder(folder: Path, *, steps: int = 5, config: dict[str, object] | None = None) -> Path:
     for step in range(1, steps + 1):
-        metrics = {
-            "train/loss": 2 / step,
-            "train/in_batch_acc": 0.5,
-            "optim/lr": 1e-5 * step,
-            "optim/grad_norm": 1.0,
-        }
-        append_jsonl(
-            folder / "metrics.jsonl", {"step": step, "epoch": 0, **metrics, "perf/padding_share": 0.1}
-        )
-    append_jsonl(
-        folder / "metrics.jsonl", {"step": steps, "epoch": 0, "eval/nll_loss": 1.5, "eval/in_batch_acc": 0.25}
-    )
-    write_json(
-        folder / "run.json",
-        {"best_metric": "eval/nll_loss", "best_value": 1.5, "last_checkpoint": "dpr.step5"},
-    )
-    write_json(
-        folder / "dpr.step5" / "config.json",
-        config or {"seed": 1, "train": {"batch_size": 8}, "datasets": {"secret_set": {}}},
-    )
-    free = {"environment.torch": "9.9"}
-    write_json(
-        folder / "dpr.step5" / "trainer_state.json",
-        {"identity": {"fixed": {"train.global_batch_size": 16}, "free": free}},
-    )
+        metrics = {"train/loss": 2 / step, "train/in_batch_acc": 0.5, "perf/padding_share": 0.1}
+        metrics |= {"optim/lr": 1e-5 * step, "optim/grad_norm": 1.0}
+        append_jsonl(folder / "metrics.jsonl", {"step": step, "epoch": 0, **metrics})
+    validation = {"eval/nll_loss": 1.5, "eval/in_batch_acc": 0.25}
+    append_jsonl(folder / "metrics.jsonl", {"step": steps, "epoch": 0, **validation})
+    best = {"best_metric": "eval/nll_loss", "best_value": 1.5}
+    write_json(folder / "run.json", {**best, "last_checkpoint": "dpr.step5"})
+    config = config or {"seed": 1, "train": {"batch_size": 8}, "datasets": {"secret_set": {}}}
+    write_json(folder / "dpr.step5" / "config.json", config)
+    identity = {"fixed": {"train.global_batch_size": 16}, "free": {"environment.torch": "9.9"}}
+    write_json(folder / "dpr.step5" / "trainer_state.json", {"identity": identity})
     return folder
 
 

@@ -226,6 +226,9 @@ def test_the_command_says_what_was_compared_and_a_rerun_finds_its_work_done(
     assert main(arguments) == 0
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
     assert main([*arguments, "dimensions=4"]) == 3  # something else is there
+    shared(tmp_path / "made_of", seed=1).save(tmp_path / "model", overwrite=True)
+    assert main(arguments) == 3
+    assert "made with another model" in capsys.readouterr().err
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     assert [module["path"] for module in modules] == ["", "1_Pooling"]
 

@@ -109,6 +109,7 @@ def test_lines_that_a_quote_may_join_are_rows_of_their_own(tmp_path: Path) -> No
         '"Passage-ID"\t"Title"\t"Text"\n"1"\t"T"\t"x y"\n',
         "docid\turl\ttitle\tbody\n1\thttp://a\tT\tx y\n",
         "\tid\ttext\ttitle\n0\t1\tx y\tT\n",
+        "Text\tID\tTitle\nx y\t1\tT\n",
         "id,title,text\n1,T,x y\n",
     ],
 )

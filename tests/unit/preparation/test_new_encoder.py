@@ -155,7 +155,6 @@ def test_without_layers_it_is_static_with_any_tokenizer(corpus: Path, tmp_path: 
     [
         (EncoderShape(num_layers=0, hidden_size=600), 0),
         (EncoderShape(num_layers=0, hidden_size=97, num_heads=12), 0),
-        (EncoderShape(num_layers=0, hidden_size=1, num_heads=4), 0),
         (EncoderShape(num_layers=1, hidden_size=8), 1),
         (EncoderShape(num_layers=2, hidden_size=600), 8),
         (EncoderShape(num_layers=2, hidden_size=64 * 7), 7),
