@@ -118,18 +118,6 @@ def test_the_cross_encoder_vetoes_from_its_threshold_on() -> None:
     assert mined.left_out == {"vetoed by the cross-encoder": 2}
 
 
-def test_texts_are_read_only_as_far_as_needed() -> None:
-    read: list[str] = []
-
-    def passage_of(key: str) -> Passage:
-        read.append(key)
-        return Passage(key, id=key)
-
-    found = [("p", 9.0), *((f"text {number}", 8.0) for number in range(50))]
-    choose_negatives(found, passage_of, positives=(POSITIVE,), most=5, settings=MiningSettings())
-    assert read == [f"text {number}" for number in range(5)]
-
-
 def test_negatives_do_not_repeat_each_other_or_existing_ones() -> None:
     found = candidates("a b c", "A, b c!", "d e f", "g")
     assert chosen(found, existing=(Passage("d e f"),)) == ([1, 4], {"repeats another negative": 2})

@@ -40,13 +40,8 @@ def test_clean_data_have_no_findings(tmp_path: Path) -> None:
         [written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions(open_store)
     )
     assert not any(finding.count for finding in check.findings.values())
-    assert (
-        check.rows,
-        check.records,
-        check.texts["positive"].seen,
-        check.texts["hard negative"].seen,
-        check.without_hard,
-    ) == (30, 30, 30, 30, 0)
+    seen = [check.texts[kind].seen for kind in ("positive", "hard negative")]
+    assert [check.rows, check.records, *seen, check.without_hard] == [30, 30, 30, 30, 0]
 
 
 def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
