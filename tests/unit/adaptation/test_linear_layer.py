@@ -64,6 +64,21 @@ def test_the_vectors_come_nearer_to_the_hybrid(tmp_path: Path, monkeypatch: pyte
     assert distance(after, targets, sources) < 0.95 * distance(asked @ encoded.T, targets, sources)
 
 
+def test_a_step_goes_down_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam's first step is the rate, against the sign of the gradient."""
+    monkeypatch.setattr(linear_layer, "_EPOCHS", 1)
+    draws = torch.Generator().manual_seed(0)
+    asked = normalize(torch.randn(20, 6, generator=draws), dim=-1)
+    encoded = normalize(torch.randn(9, 6, generator=draws), dim=-1)
+    sources = torch.arange(20) % 9
+    targets = torch.rand(20, 9, generator=draws).scatter(1, sources[:, None], 0.0)
+    matrix = torch.eye(6, requires_grad=True)
+    scores = normalize(asked @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
+    (gradient,) = torch.autograd.grad(distance(scores, targets, sources), matrix)
+    step = linear_layer._fitted(asked, encoded, targets, sources, seed=0) - torch.eye(6)
+    torch.testing.assert_close(step, -linear_layer.LEARNING_RATE * gradient.sign(), rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize("settings", [{"shared": True}, {}, {"projection_dim": 12}, {"dimensions": 8}])
 def test_a_layer_multiplies_the_vectors_of_both_sides(
     tmp_path: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch

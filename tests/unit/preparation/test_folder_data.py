@@ -19,7 +19,7 @@ from dpr.formats.corpora import read_passages
 from dpr.formats.documents.document import Block, Section
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.training_sets import open_training_set
-from dpr.preparation.document_questions import made_questions, words_of
+from dpr.preparation.document_questions import made_questions, without_questions, words_of
 from dpr.preparation.folder_data import prepare_folder
 from dpr.preparation.given_questions import GivenRow, find_answers
 from dpr.preparation.passages import Piece, cut_section
@@ -209,6 +209,24 @@ def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(InputError, match=r"faq\.tsv:1: a row without"):
         prepare_folder(docs, tmp_path / "data", FolderSettings(questions=str(tmp_path / "faq.tsv")))
     assert not (tmp_path / "data").exists()
+
+
+def test_a_question_of_a_first_sentence_is_hidden_in_its_passage_alone() -> None:
+    told = (
+        "What a passage says first. Then it says twelve more words of use, one after the other, until the"
+        " end."
+    )
+    first, other = (
+        replace(
+            cut_section(Section((), (Block(told),)), words=50, overlap=0)[0], id=name, headings=((1, "T"),)
+        )
+        for name in "ab"
+    )
+    (asked,) = made_questions([first])
+    assert (asked.text, asked.kind) == ("What a passage says first.", "sentence")
+    hidden, whole = without_questions([first, other], [asked])
+    assert hidden.text == told.partition(". ")[2] == asked.positive().text
+    assert whole.text.split() == told.split()
 
 
 def test_what_does_not_read_like_a_question_is_not_asked() -> None:

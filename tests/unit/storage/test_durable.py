@@ -187,15 +187,13 @@ def test_leftovers_of_dead_writers_are_removed_and_those_of_living_ones_kept(tmp
     (tmp_path / f".tmp-elsewhere-{child.pid}@another_host").mkdir()
     (tmp_path / ".tmp-notours").mkdir()
     with durable_folder(tmp_path / "out"):
+        assert not list(tmp_path.glob(".tmp-dead-*"))
         remove_leftovers(tmp_path)  # our own, in use
-    assert names(tmp_path) == sorted(
-        [
-            f".tmp-living-{os.getppid()}@{HOST}",
-            f".tmp-elsewhere-{child.pid}@another_host",
-            ".tmp-notours",
-            "out",
-        ]
-    )
+    kept = {f".tmp-living-{os.getppid()}@{HOST}", f".tmp-elsewhere-{child.pid}@another_host", ".tmp-notours"}
+    assert set(names(tmp_path)) == {*kept, "out"}
+    (tmp_path / "out" / f".tmp-dead-{child.pid}@{HOST}").touch()
+    with durable_file(tmp_path / "out" / "file"):
+        assert not list((tmp_path / "out").glob(".tmp-dead-*"))
 
 
 def test_jsonl_lines_stay_whole_after_a_torn_one(tmp_path: Path) -> None:
