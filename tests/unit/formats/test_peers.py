@@ -120,11 +120,7 @@ TRAINING = {
     ),
     "sentence-transformers": (
         {"anchor": "q", "positive": "p", "negative_1": "n", "negative_2": "m", "label": [3.0, 1.0, 0.5]},
-        TrainingSample(
-            "q",
-            (Passage("p", teacher_score=3.0),),
-            (Passage("n", teacher_score=1.0), Passage("m", teacher_score=0.5)),
-        ),
+        FLAG_SAMPLE,
     ),
 }
 

@@ -136,15 +136,9 @@ def test_squad_paragraphs_are_read(tmp_path: Path, indent: int | None) -> None:
 def test_columns_are_read_from_folders_with_splits(tmp_path: Path) -> None:
     import datasets
 
-    rows = [
-        {
-            "query": question,
-            "positive": [{"text": "p", "title": "T"}, {"text": "p 2", "title": ""}],
-            "negative": ["n"],
-            "answers": ["a"],
-        }
-        for question in ("q", "r")
-    ]
+    listed = [{"text": "p", "title": "T"}, {"text": "p 2", "title": ""}]
+    row = {"positive": listed, "negative": ["n"], "answers": ["a"]}
+    rows = [{"query": question, **row} for question in ("q", "r")]
     positives = (Passage("p", "T"), Passage("p 2"))
     expected = [
         TrainingSample(question, positives, (Passage("n"),), answers=("a",)) for question in ("q", "r")
@@ -408,14 +402,8 @@ def test_a_key_that_is_not_read_is_reported_at_every_opening(
 def test_keys_that_are_names_of_their_own_are_no_misspellings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = {
-        "question": "q",
-        "positive_ctxs": [{"text": "p"}],
-        "question_id": 1,
-        "dataset": "nq",
-        "position": 3,
-        "answers_type": 1,
-    }
+    record = {"question": "q", "positive_ctxs": [{"text": "p"}]}
+    record |= {"question_id": 1, "dataset": "nq", "position": 3, "answers_type": 1}
     open_training_set(lines(tmp_path / "data", record), name="t", cache_dir=tmp_path / "cache")
     assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]
 
@@ -441,12 +429,8 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
 
 
 def test_columns_are_named_by_role(tmp_path: Path) -> None:
-    record = {
-        "faq": {"title": "how?"},
-        "body": "so.",
-        "about": "T",
-        "spans": [[{"string": "x"}], [{"string": "x"}, {"string": "y"}]],
-    }
+    spans = [[{"string": "x"}], [{"string": "x"}, {"string": "y"}]]
+    record = {"faq": {"title": "how?"}, "body": "so.", "about": "T", "spans": spans}
     path = lines(tmp_path / "f.jsonl", record)
     columns = {"question": "faq.title", "positive": "body", "title": "about", "answers": "spans.string"}
     assert samples_of(path, columns=columns) == [

@@ -87,6 +87,12 @@ def test_a_vocabulary_has_the_asked_size_each_token_once_and_reserved_ones_first
     assert "words" in vocabulary
 
 
+def test_a_cased_vocabulary_keeps_case() -> None:
+    shape = EncoderShape(vocab_size=60, lower_case=False, num_unused=0)
+    vocabulary = train_vocabulary(lambda: ["Alpha Alpha Beta"], shape)
+    assert "Alpha" in vocabulary and "alpha" not in vocabulary
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 from pathlib import Path
 
@@ -57,3 +58,11 @@ def test_only_the_holder_gives_it_back(tmp_path: Path) -> None:
     assert not lock.is_ours()
     lock.release()
     assert other.is_ours()
+
+
+def test_the_file_names_the_processes(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    lock.acquire([this_process(), ProcessName("elsewhere", 5, 6)])
+    written = json.loads((tmp_path / LOCK_FILE).read_text())["processes"]
+    assert written[0]["pid"] == os.getpid()
+    assert written[1] == {"host": "elsewhere", "pid": 5, "start": 6}
