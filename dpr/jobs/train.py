@@ -15,7 +15,6 @@ from dpr.core.settings import leaves
 from dpr.data.pairs import PseudoPairs
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.training_sources import NamedSource, resolve_training_files
 from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import (
@@ -30,7 +29,7 @@ from dpr.training.bi_encoder_trainer import BiEncoderTrainer, default_callbacks,
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import TrainCommand
-from dpr.training.data_sets import user_data, with_token_stores
+from dpr.training.data_sets import NamedSource, resolve_training_files, user_data, with_token_stores
 from dpr.training.dry_run import dry_run
 from dpr.training.make_loss import make_loss, settle_temperature
 from dpr.training.validations.dev_sets import dev_validations
