@@ -12,6 +12,7 @@ from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import AdaptFolder
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.folders.layouts import layout_of
 from dpr.models.sources import files_of_model, local_model
@@ -84,7 +85,9 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
         )
     if path.resolve().is_relative_to(out.resolve()):
         raise ConfigError(f"{key}={name} lies in out={out}, which is made anew; name another folder by out=")
-    content = [[name, content_sha256(file)] for name, file in files_of_model(path).items()]
+    content = [
+        [name, content_sha256(file)] for name, file in files_of_model(resolve_checkpoint(path)).items()
+    ]
     return str(path), json_sha256(content)
 
 

@@ -203,6 +203,21 @@ class Towers(nn.Module):
         self.load_state_dict(placed, strict=False)  # a shared tensor is present under its first name only
 
     @torch.no_grad()
+    def keep_dimensions(self, dimensions: int) -> None:
+        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
+        are.
+
+        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps
+        it.
+
+        Raises:
+            ConfigError: the vectors have fewer dimensions.
+        """
+        if dimensions and dimensions != self.dimension:
+            for tower in self.towers:
+                tower.keep(dimensions)
+            self.settings = replace(self.settings, dimensions=dimensions)
+
     def encode_batch(
         self,
         tokens: TokenBatch,

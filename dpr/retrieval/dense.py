@@ -15,7 +15,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import ProgressBar, get_logger
 from dpr.core.paths import matching_paths
 from dpr.data.text import QuestionForm
-from dpr.embedding.encode import encode_tokens
+from dpr.embedding.encode import encode_tokens, fit_to_vectors
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.vector_shards import VectorShard, open_shards
@@ -107,31 +107,6 @@ class DenseSide:
         """Warns if the model lacks many words of the questions, judged by the first ones."""
         tokens = question_batch(self.model, questions[:_LOOKED_AT], self.form).tokens
         self.model.tensorizer.check_known(tokens.numpy(), source, refuse=False)
-
-
-def fit_to_vectors(model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model") -> None:
-    """Cuts the model's vectors to the width of the passages'.
-
-    Raises:
-        InputError: the passage vectors were made by another model, with other settings of it, or for another
-            similarity.
-    """
-    if shards and shards[0].dimension < model.dimension:
-        model.keep_dimensions(shards[0].dimension)
-    fingerprint = model.fingerprint
-    for shard in shards:
-        stored = shard.metadata.get("model_fingerprint")
-        if stored != fingerprint:
-            raise InputError(
-                f"vectors of another model (model_fingerprint {stored!r})",
-                file=shard.path,
-                expected=f"those of {model_file} ({fingerprint!r})",
-                hint="embed the corpus with this model, or set model_file to the one they were made with",
-            )
-        if shard.metadata.get("similarity", "dot") != "dot":
-            raise InputError(
-                f"vectors for similarity {shard.metadata['similarity']!r}", file=shard.path, expected="'dot'"
-            )
 
 
 def open_dense(

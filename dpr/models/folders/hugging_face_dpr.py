@@ -8,9 +8,8 @@ from dpr.core.errors import CheckpointError
 from dpr.data.tokenizer_files import load_tokenizer
 from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.models.backbones import load_weights, read_config
-from dpr.models.folders.foreign_towers import ForeignTower, bi_encoder_of
+from dpr.models.folders.model_parts import ForeignTower, Given, ModelParts, bi_encoder_of
 from dpr.models.folders.sentence_transformers_modules import SIDES, stated_length
-from dpr.models.model_parts import Given, ModelParts
 from dpr.models.properties import distinct_weights
 
 QUESTION = "question_encoder"

@@ -10,7 +10,7 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.formats.model_folder import folder_or_name
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.models.backbones import read_config
-from dpr.models.model_parts import ModelParts
+from dpr.models.folders.model_parts import ModelParts
 from dpr.models.settings import EncoderSettings
 from dpr.models.sources import base_model
 
