@@ -24,8 +24,7 @@ from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.logs import details_in, get_logger
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
-from dpr.formats.run_folders import RUN_FILE
-from dpr.formats.verification import problems_below
+from dpr.formats.run_folders import RUN_FILE, problems_below
 from dpr.storage.durable import remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.locks import LOCK_FILE, locked

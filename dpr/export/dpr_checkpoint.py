@@ -12,7 +12,7 @@ from dpr.core.logs import get_logger
 from dpr.export.towers import refuse
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.models.biencoder import BiEncoder
-from dpr.models.folders.original_dpr import TOWERS
+from dpr.models.folders.dpr import TOWERS
 from dpr.storage.outputs import output
 
 logger = get_logger(__name__)

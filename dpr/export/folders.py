@@ -4,8 +4,10 @@ compared, and only then given its name. An exported model must give the same vec
 from __future__ import annotations
 
 import copy
+import importlib
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +18,8 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import version_of
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
-from dpr.export.formats import Format, format_of
 from dpr.export.model_card import README, CardMetadata, model_card
+from dpr.export.settings import MODEL_FORMATS
 from dpr.export.towers import merged
 from dpr.formats import checkpoints
 from dpr.models.backbones import quiet_loading
@@ -38,6 +40,31 @@ _SHORT = (
     'an "odd" <tag> & {braces} 1,234.5 % #x@y.z',
     "a",
 )
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: how a model is written in it, and how the library it is for encodes with the written files."""
+
+    write: Callable[..., None]
+    """``write(model, folder, *, source)`` fills an existing folder. InputError names the properties that the
+    format cannot express. ``source`` is the model's name in messages; ``model`` has no adapters any more."""
+    encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
+    """``encode(folder, side, items)`` returns vectors (N, D) float32 of questions (``side`` question, texts)
+    or passages (ctx, ``Passage``, all with a title or all without), by the other library alone."""
+    usage: Callable[[BiEncoder], str]
+    """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
+    library: str
+    """Package that ``encode`` needs, by its name for pip."""
+    bar: float = 1e-5
+    """Largest difference of a number of a vector, in units of the vectors' largest number if above 1."""
+
+
+def format_of(name: str) -> Format:
+    """Returns the format of a name; its module is imported only now."""
+    module, _, attribute = MODEL_FORMATS[name].partition(":")
+    form: Format = getattr(importlib.import_module(module), attribute)
+    return form
 
 
 class Difference(NamedTuple):

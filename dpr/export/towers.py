@@ -20,7 +20,7 @@ from dpr.formats import checkpoints
 from dpr.models.backbones import quiet_loading
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.folders.hugging_face_dpr import CTX, QUESTION
+from dpr.models.folders.dpr import CTX, QUESTION
 from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
 from dpr.models.properties import is_static
 
