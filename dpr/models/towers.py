@@ -202,7 +202,6 @@ class Towers(nn.Module):
         placed = {name: placed_like(tensor, current[name]) for name, tensor in weights.items()}
         self.load_state_dict(placed, strict=False)  # a shared tensor is present under its first name only
 
-    @torch.no_grad()
     def keep_dimensions(self, dimensions: int) -> None:
         """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
         are.
@@ -218,6 +217,7 @@ class Towers(nn.Module):
                 tower.keep(dimensions)
             self.settings = replace(self.settings, dimensions=dimensions)
 
+    @torch.no_grad()
     def encode_batch(
         self,
         tokens: TokenBatch,

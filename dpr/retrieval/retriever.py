@@ -131,7 +131,7 @@ class Retriever(metaclass=Hinting):
         """
         from dpr.core.distributed import resolve_device
         from dpr.models.biencoder import BiEncoder
-        from dpr.retrieval.building import build_in
+        from dpr.retrieval.stored_search import build_in
 
         refuse(others, "Retriever.build()")
         configure_by_default()  # embedding many passages takes minutes, and says how far it is
@@ -161,7 +161,7 @@ class Retriever(metaclass=Hinting):
         Raises:
             ConfigError, InputError: as ``build``; nothing was added then.
         """
-        from dpr.retrieval.building import add_to
+        from dpr.retrieval.stored_search import add_to
 
         refuse(others, "add()")
         with self._lock:
