@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from dpr.core.machine import no_downloads
-from dpr.export.dpr_checkpoint import EXPECTED, other_texts, unlike_dpr
 from dpr.export.folders import Format
+from dpr.export.original import EXPECTED, other_texts, unlike_dpr
 from dpr.export.towers import only_here, refuse, sides, write_tower
 from dpr.models.biencoder import BiEncoder
 from dpr.models.folders.dpr import CTX, QUESTION
