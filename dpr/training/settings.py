@@ -250,7 +250,7 @@ class TrainNode(DevSetSettings, Periods, ComputeSettings, OptimizerSettings, Bat
         if self.keep == "better" and self.eval_at_start is False:
             raise ConfigError(
                 f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
-                " the start; leave one of them out"
+                " the base model; leave one of them out"
             )
 
 

@@ -31,6 +31,7 @@ MOST_SHARE = 0.2
 _PASSES = 3  # passes over a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _BASE = "start"  # its name in checkpoints
+_AGAINST_BASE = "the start"  # its name in verdict.json
 _LOSS = "nll_loss"
 _CORRECT = "in_batch_acc"
 Values = Mapping[str, Sequence[float]]
@@ -57,19 +58,16 @@ class Comparison:
     num_questions: int | None = None
 
     def __str__(self) -> str:
-        words = {
-            "no difference": "no difference to",
-            "not tested": "not tested against",
-            "too few questions": "too few questions to tell whether it is better than",
-        }
-        verdict = words.get(self.verdict, f"{self.verdict} than")
+        words = {"no difference": "no significant difference", "too few questions": "too few questions to tell"}
+        verdict = words.get(self.verdict, self.verdict)
+        other = "the base model" if self.against == _AGAINST_BASE else self.against
         name = self.metric.removeprefix("eval/")
         figures = f"{name} {self.before:.3f} -> {self.after:.3f}, {self.difference:+.3f}"
         if self.low is not None:
             figures += f", 95 % interval {self.low:+.3f} to {self.high:+.3f}"
         if self.num_questions is not None:
             figures += f", {self.num_questions} questions"
-        return f"{verdict} {self.against} ({figures})"
+        return f"comparison with {other}: {verdict} ({figures})"
 
 
 class BaseComparison(Callback):
@@ -143,7 +141,7 @@ class BaseComparison(Callback):
                 progress.best_value = before
                 progress.best_checkpoint = base
             else:
-                logger.warning("the start was not saved, so the best checkpoint stays %s", best)
+                logger.warning("the base model was not saved, so the best checkpoint stays %s", best)
 
         def write() -> None:
             """Writes all comparisons of the best checkpoint, first the one by which it was chosen, or that
@@ -152,8 +150,8 @@ class BaseComparison(Callback):
             if best is None:
                 verdict = "guards broken"
                 shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
-                lines = [f"no checkpoint keeps the guards ({shown})"]
-                opened = "the start" if opens else "the last checkpoint"
+                lines = [f"comparison with the base model: no checkpoint keeps the guards ({shown})"]
+                opened = "the base model" if opens else "the last checkpoint"
             else:
                 for other in of_best:
                     if other in of_base and other not in (name, _correct_beside(name)):
@@ -163,12 +161,12 @@ class BaseComparison(Callback):
                         compared.append(_compare(run, other, of_base, of_best, against="BM25"))
                 verdict = compared[0].verdict
                 lines = [str(each) for each in compared]
-                opened = "the start" if opens != best else "it all the same (train.keep=best)"
+                opened = "the base model" if opens != best else "this checkpoint (train.keep=best)"
             for line in lines:
-                logger.info("verdict: %s", line)
+                logger.info("%s", line)
             if is_misled:
                 logger.info(
-                    "fewer questions have their own passage first, whatever the loss says;"
+                    "fewer questions have their positive ranked first, although the loss may have fallen;"
                     " is loss.temperature=%g too high for these scores?",
                     float(run.model.temperature),
                 )
@@ -222,7 +220,7 @@ def is_base_measured(run: Run) -> bool:
     is_cheap = num_texts <= MOST_SHARE * _PASSES * run.num_texts()
     if not is_cheap:
         logger.info(
-            "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does;"
+            "the base model is not measured: %d texts would be encoded, more than %.0f %% of what training does;"
             " train.eval_at_start=true measures it",
             num_texts,
             100 * MOST_SHARE,
@@ -245,7 +243,7 @@ def _compare(
     of_base: Values,
     of_best: Values,
     *,
-    against: str = "the start",
+    against: str = _AGAINST_BASE,
     after: float = math.nan,
 ) -> Comparison:
     """Returns the comparison of a metric of the best checkpoint with that of the base model or of BM25.
