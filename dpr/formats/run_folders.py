@@ -126,7 +126,7 @@ def warn_of_verdict(checkpoint: Path) -> None:
         found = read_json(checkpoint.parent / VERDICT_FILE)
         verdict = found if isinstance(found, dict) else {}
         if verdict.get("best_checkpoint") == checkpoint.name and verdict.get("verdict") == "worse":
-            message = "%s: %s; train.keep=better opens the base model in its place"
+            message = "%s is %s; with train.keep=better the run opens the base model instead"
             logger.warning(message, checkpoint, verdict.get("line"))
 
 

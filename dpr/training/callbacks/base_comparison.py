@@ -31,7 +31,7 @@ MOST_SHARE = 0.2
 _PASSES = 3  # passes over a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _BASE = "start"  # its name in checkpoints
-_AGAINST_BASE = "the start"  # its name in verdict.json
+BASE_MODEL = "the base model"
 _LOSS = "nll_loss"
 _CORRECT = "in_batch_acc"
 Values = Mapping[str, Sequence[float]]
@@ -58,16 +58,19 @@ class Comparison:
     num_questions: int | None = None
 
     def __str__(self) -> str:
-        words = {"no difference": "no significant difference", "too few questions": "too few questions to tell"}
-        verdict = words.get(self.verdict, self.verdict)
-        other = "the base model" if self.against == _AGAINST_BASE else self.against
+        words = {
+            "no difference": "no significant difference to",
+            "not tested": "not tested against",
+            "too few questions": "too few questions to tell whether it is better than",
+        }
+        verdict = words.get(self.verdict, f"{self.verdict} than")
         name = self.metric.removeprefix("eval/")
         figures = f"{name} {self.before:.3f} -> {self.after:.3f}, {self.difference:+.3f}"
         if self.low is not None:
             figures += f", 95 % interval {self.low:+.3f} to {self.high:+.3f}"
         if self.num_questions is not None:
             figures += f", {self.num_questions} questions"
-        return f"comparison with {other}: {verdict} ({figures})"
+        return f"{verdict} {self.against} ({figures})"
 
 
 class BaseComparison(Callback):
@@ -150,7 +153,7 @@ class BaseComparison(Callback):
             if best is None:
                 verdict = "guards broken"
                 shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
-                lines = [f"comparison with the base model: no checkpoint keeps the guards ({shown})"]
+                lines = [f"no checkpoint meets the guards ({shown})"]
                 opened = "the base model" if opens else "the last checkpoint"
             else:
                 for other in of_best:
@@ -161,19 +164,21 @@ class BaseComparison(Callback):
                         compared.append(_compare(run, other, of_base, of_best, against="BM25"))
                 verdict = compared[0].verdict
                 lines = [str(each) for each in compared]
-                opened = "the base model" if opens != best else "this checkpoint (train.keep=best)"
+                opened = (
+                    "the base model" if opens != best else "the trained model all the same (train.keep=best)"
+                )
             for line in lines:
-                logger.info("%s", line)
+                logger.info("result: %s", line)
             if is_misled:
                 logger.info(
-                    "fewer questions have their positive ranked first, although the loss may have fallen;"
-                    " is loss.temperature=%g too high for these scores?",
+                    "fewer questions rank their positive first, although the loss fell; loss.temperature=%g may"
+                    " be too high for these scores",
                     float(run.model.temperature),
                 )
             elif name == "eval/nll_loss" and len(compared) == 1:  # no other validation was compared
                 logger.info(
-                    "the loss compares the passages of a batch; what a search of your corpus gains or loses,"
-                    " only a validation of kind retrieval measures (train.validation)"
+                    "the loss compares passages within a batch; a validation of kind retrieval measures search"
+                    " in your corpus (train.validation)"
                 )
             if opens != best or verdict in ("worse", "guards broken"):
                 logger.info("model_file=%s opens %s", run.output_dir, opened)
@@ -220,8 +225,8 @@ def is_base_measured(run: Run) -> bool:
     is_cheap = num_texts <= MOST_SHARE * _PASSES * run.num_texts()
     if not is_cheap:
         logger.info(
-            "the base model is not measured: %d texts would be encoded, more than %.0f %% of what training does;"
-            " train.eval_at_start=true measures it",
+            "the base model is not measured before the first step: %d texts would be encoded, more than %.0f %%"
+            " of the work of training; train.eval_at_start=true measures it",
             num_texts,
             100 * MOST_SHARE,
         )
@@ -243,7 +248,7 @@ def _compare(
     of_base: Values,
     of_best: Values,
     *,
-    against: str = _AGAINST_BASE,
+    against: str = BASE_MODEL,
     after: float = math.nan,
 ) -> Comparison:
     """Returns the comparison of a metric of the best checkpoint with that of the base model or of BM25.
