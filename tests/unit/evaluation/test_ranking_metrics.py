@@ -67,12 +67,8 @@ def fit(asked: list[str], run: Run, qrels: Qrels) -> str:
 
 def test_what_does_not_fit_together_is_counted_in_one_line() -> None:
     run = {"q1": [("a", 1.0)], "unjudged": [("a", 1.0)], "q2": []}
-    qrels = {
-        "q1": {"a": 1, "gone": 2, "gone but irrelevant": 0},
-        "q2": {"b": 1},
-        "absent": {"a": 1},
-        "none": {"a": 0},
-    }
+    qrels = {"q1": {"a": 1, "gone": 2, "gone but irrelevant": 0}, "q2": {"b": 1}}
+    qrels |= {"absent": {"a": 1}, "none": {"a": 0}}
     asked = [*run, "absent", "none"]
     line = fit(asked, run, qrels)
     assert (

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dpr.core.errors import InputError
-from dpr.export.merging import merged
-from dpr.export.peft_adapters import write_adapters
+from dpr.export.folders import write_adapters
+from dpr.export.towers import merged
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.jobs import export as main
 from tests.unit.models.test_adapters import KINDS, batches, lora_model

@@ -53,13 +53,8 @@ DPR = {
         {"text": "k", "teacher_score": None},
     ],
 }
-FLAG_EMBEDDING = {
-    "query": "q",
-    "pos": ["p"],
-    "neg": ["n", "m"],
-    "pos_scores": [0.5],
-    "neg_scores": [-2, None],
-}
+FLAG_EMBEDDING = {"query": "q", "pos": ["p"], "neg": ["n", "m"]}
+FLAG_EMBEDDING |= {"pos_scores": [0.5], "neg_scores": [-2, None]}
 TEVATRON = {
     "query": "q",
     "positive_passages": [{"docid": "1", "text": "p", "score": 5.5}],

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from dpr.core.errors import InputError
-from dpr.formats.vector_codes import DTYPES, decode, encode
-from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from dpr.formats.vector_shards import DTYPES, VectorShard, VectorShardWriter, decode, encode, open_shards
 from dpr.indexer.exact import ExactIndex
 
 _NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False)

@@ -21,8 +21,7 @@ from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.indexer.ranking import SearchResult
-from dpr.jobs.mine import dense_search
-from dpr.mining.search import DenseSearch, LexicalSearch, Search
+from dpr.mining.search import DenseSearch, LexicalSearch, Search, dense_search
 from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
 from tests.unit.mining.conftest import bm25_of, mine, records, repeating_corpus, repeating_samples

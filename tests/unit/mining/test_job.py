@@ -121,12 +121,8 @@ def test_a_corpus_without_the_positives_is_refused_and_missing_ones_are_counted(
     ]
     of_rows = [replace(sample.positives[0], id=f"x{n}") for n, sample in enumerate(rows[:held])]
     write_passages(tmp_path / "corpus.tsv", [*corpus(), *of_rows])
-    arguments = [
-        "mine",
-        str(tmp_path / "train.jsonl"),
-        f"corpus={tmp_path / 'corpus.tsv'}",
-        f"out={tmp_path / 'o'}",
-    ]
+    names = (f"corpus={tmp_path / 'corpus.tsv'}", f"out={tmp_path / 'o'}")
+    arguments = ["mine", str(tmp_path / "train.jsonl"), *names]
     train_set(tmp_path, rows)
     assert main(arguments) == (3 if held == 0 else 0)
     assert f"holds {held} of the 30 positives" in capsys.readouterr().err
@@ -265,14 +261,8 @@ class KillingSearch(LexicalSearch):
 def test_a_killed_process_of_several_ends_the_command_with_a_message(
     tmp_path: Path, train: TrainingSet, corpus_file: Path
 ) -> None:
+    given: dict[str, Any] = {"search": KillingSearch(), "corpus": corpus_file, "processes": 2}
     with pytest.raises(LostRankError, match="rerun the same command"):
-        mine(
-            train,
-            tmp_path / "out.jsonl",
-            MiningSettings(),
-            search=KillingSearch(),
-            corpus=corpus_file,
-            processes=2,
-        )
+        mine(train, tmp_path / "out.jsonl", MiningSettings(), **given)
     whole = mine(train, tmp_path / "whole.jsonl", MiningSettings(), corpus=corpus_file)
     assert mine(train, tmp_path / "out.jsonl", MiningSettings(), corpus=corpus_file, processes=2) == whole

@@ -98,14 +98,8 @@ def test_without_a_corpus_every_passage_has_a_score(data: Path) -> None:
 
 
 def test_a_hybrid_gives_what_retrieval_ranks_by(data: Path, corpus_file: Path, model_folder: Path) -> None:
-    found = scored(
-        data,
-        f"corpus={corpus_file}",
-        f"model_file={model_folder}",
-        "device=cpu",
-        "hybrid=linear",
-        "hybrid_weight=0.6",
-    )
+    sides = (f"corpus={corpus_file}", f"model_file={model_folder}", "device=cpu")
+    found = scored(data, *sides, "hybrid=linear", "hybrid_weight=0.6")
     corpus, model = repeating_corpus(), BiEncoder.load(model_folder)
     ids = [str(passage.id) for passage in corpus]
     index = bm25_of(corpus)

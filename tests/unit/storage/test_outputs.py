@@ -104,14 +104,8 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path, folder: bool)
     (tmp_path / "file").write_text("x")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    places = [
-        Path("/"),
-        tmp_path / "file" / "out",
-        tmp_path / "file" / "deep" / "out",
-        closed / "out",
-        closed / "deep" / "out",
-    ]
-    places += [tmp_path / ("x" * 300), tmp_path / "a\0b", tmp_path / "file" if folder else closed]
+    places = [parent / name for parent in (tmp_path / "file", closed) for name in ("out", "deep/out")]
+    places += [tmp_path / ("x" * 300), tmp_path / "a\0b", tmp_path / "file" if folder else closed, Path("/")]
     with bound_by_permissions(tmp_path):
         for place in places:
             with pytest.raises(OutputError, match="cannot be written") as caught:
