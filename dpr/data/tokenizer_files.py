@@ -127,6 +127,13 @@ def steps_of(part: Any) -> list[dict[str, Any]]:
     return [step for each in inner for step in steps_of(each)]
 
 
+def lower_cases(tokenizer: Any) -> bool:
+    """True if texts are lower-cased before they are looked up in the vocabulary."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    steps = steps_of(state.get("normalizer"))
+    return any(bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in steps)
+
+
 def _growth(steps: Sequence[dict[str, Any]]) -> float:
     """Returns an upper bound of the characters that steps, applied in order, make from one; 0 if a table is
     damaged.
