@@ -76,10 +76,12 @@ def bytes_padded_left(length: int) -> Any:
 
 
 def gemma_pieces(length: int) -> Any:
-    """Gemma's: characters between <bos> and <eos>."""
+    """Gemma's: characters between <bos> and <eos>, and a token of images that a model of texts has no row for."""
     pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "\u2581", *LETTERS]
     numbers = {piece: number for number, piece in enumerate(pieces)}
-    tokenizer = transformers.GemmaTokenizer(vocab=numbers, merges=[], model_max_length=length)
+    tokenizer = transformers.GemmaTokenizer(
+        vocab=numbers, merges=[], model_max_length=length, image_token="<image_soft_token>"
+    )
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A <eos>",
         pair="<bos> $A <eos> <bos> $B <eos>",
@@ -99,6 +101,8 @@ class Published:
     config: Mapping[str, Any]
     normalize: bool = True
     dense: Sequence[int] = ()
+    earlier: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json that an earlier transformers wrote, in place of ``rope_parameters``."""
     body: Mapping[str, Any] | None = None
     """sentence_bert_config.json without the length; None for no such file."""
     library: Mapping[str, Any] | None = None
@@ -139,6 +143,14 @@ GEMMA = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 NOMIC = {"max_position_embeddings": 64}  # rotary: longer texts are read whole
+MODERN_EARLIER = {
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 10000.0,
+    "position_embedding_type": "absolute",
+    "reference_compile": False,
+}
+QWEN_EARLIER = {"rope_theta": 1000000, "rope_scaling": None, "use_sliding_window": False}
+GEMMA_EARLIER = {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "rope_scaling": None}
 E5_PROMPTS = {"query_prompt": "query: ", "passage_prompt": "passage: "}
 NOMIC_PROMPTS = {"query_prompt": "search_query: ", "passage_prompt": "search_document: "}
 BGE_PROMPT = "Represent this sentence for searching relevant passages: "
@@ -150,6 +162,7 @@ GEMMA_PROMPTS = {
     "query": "task: search result | query: ",
     "document": "title: none | text: ",
     "Clustering": "task: clustering | query: ",
+    "Retrieval-query": "task: search result | query: ",
 }
 FOLDERS = {
     "intfloat/e5-base-v2": Published(
@@ -170,7 +183,14 @@ FOLDERS = {
     "BAAI/bge-m3": Published("XLMRoberta", sentence_pieces, "cls_token", 64, ROBERTA, body=CASED),
     "thenlper/gte-base": Published("Bert", word_pieces, "mean_tokens", 48, BERT, body=CASED),
     "Alibaba-NLP/gte-modernbert-base": Published(
-        "ModernBert", bytes_in_brackets, "cls_token", 64, MODERN, normalize=False, library=COSINE
+        "ModernBert",
+        bytes_in_brackets,
+        "cls_token",
+        64,
+        MODERN,
+        normalize=False,
+        earlier=MODERN_EARLIER,
+        library=COSINE,
     ),
     "nomic-ai/nomic-embed-text-v1.5": Published(
         "NomicBert", word_pieces, "mean_tokens", 96, NOMIC, normalize=False, body=CASED, given=NOMIC_PROMPTS
@@ -185,7 +205,13 @@ FOLDERS = {
         library={"prompts": {"query": BGE_PROMPT}, "similarity_fn_name": None},
     ),
     "Qwen/Qwen3-Embedding-0.6B": Published(
-        "Qwen3", bytes_padded_left, "lasttoken", 256, QWEN, library=COSINE | {"prompts": QWEN_PROMPTS}
+        "Qwen3",
+        bytes_padded_left,
+        "lasttoken",
+        256,
+        QWEN,
+        earlier=QWEN_EARLIER,
+        library=COSINE | {"prompts": QWEN_PROMPTS},
     ),
     "google/embeddinggemma-300m": Published(
         "Gemma3Text",
@@ -194,6 +220,7 @@ FOLDERS = {
         128,
         GEMMA,
         dense=(64, 32),
+        earlier=GEMMA_EARLIER,
         body=CASED,
         library=COSINE | {"prompts": GEMMA_PROMPTS},
     ),
@@ -209,7 +236,8 @@ def write_backbone(folder: Path, family: str, tokenizer: Any, config: Mapping[st
     """Writes config, weights and tokenizer; weights are so large that every token counts."""
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{family}Config")
-    sized = config_class(vocab_size=len(tokenizer), initializer_range=0.2, **SIZES, **config)
+    rows = tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+    sized = config_class(vocab_size=rows, initializer_range=0.2, **SIZES, **config)
     transformers.AutoModel.from_config(sized).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
 
@@ -220,6 +248,11 @@ def publish(folder: Path, name: str) -> Published:
 
     spec = FOLDERS[name]
     write_backbone(folder, spec.family, spec.tokenizer(spec.length), spec.config)
+    if spec.earlier:
+        config = json.loads((folder / "config.json").read_text())
+        for name in {"rope_parameters", "layer_types"} - spec.config.keys():
+            config.pop(name, None)
+        write_json(folder / "config.json", config | spec.earlier)
     kinds = ["Transformer", "Pooling", *["Dense"] * len(spec.dense), *["Normalize"] * spec.normalize]
     modules = []
     for number, kind in enumerate(kinds):

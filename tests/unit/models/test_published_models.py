@@ -89,6 +89,17 @@ def test_titles_take_the_place_of_none_in_the_prompt_of_embeddinggemma(tmp_path:
     np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
+def test_a_token_without_a_row_is_read_as_its_letters(tmp_path: Path) -> None:
+    publish(tmp_path / "published", "google/embeddinggemma-300m")
+    model = BiEncoder.load(tmp_path / "published")
+    rows = len(model.token_embeddings()[0])
+    assert len(opened(tmp_path / "published").tokenizer) == rows + 1
+    tokens = model.tensorizer.question_tokens(["<image_soft_token> ba"])[0]
+    assert len(tokens) > 20 and max(tokens) < rows
+    model.save(tmp_path / "saved")
+    assert BiEncoder.load(tmp_path / "saved").fingerprint == model.fingerprint
+
+
 @pytest.mark.parametrize("family", ["JinaEmbeddingsV3", "Gte"])
 def test_a_backbone_that_transformers_has_needs_no_code(family: str, tmp_path: Path) -> None:
     write_backbone(tmp_path, family, sentence_pieces(64), ROBERTA)
