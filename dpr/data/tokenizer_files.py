@@ -244,7 +244,7 @@ def load_tokenizer(name_or_folder: str | os.PathLike[str], **options: Any) -> An
             file=name,
             expected="tokenizer.json or vocab.txt beside config.json",
         )
-    rows = look(name).settings(CONFIG).get("vocab_size") if Path(name).is_dir() else None
+    rows = look(name_or_folder).settings(CONFIG).get("vocab_size") if Path(name).is_dir() else None
     if type(rows) is int:
         _take_away_added_tokens(tokenizer, rows)
     return tokenizer
