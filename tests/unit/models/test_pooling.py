@@ -137,38 +137,6 @@ def test_each_reads_what_its_name_says() -> None:
         )
 
 
-@pytest.mark.parametrize("name", POOLINGS)
-def test_double_precision_is_kept_to_the_end(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.arange(7)[None] < torch.tensor([7, 3, 1, 6, 2])[:, None]
-    hidden, tokens = (
-        torch.randn(5, 7, 4, generator=generator, dtype=torch.float64),
-        torch.randint(0, 9, (5, 7), generator=generator),
-    )
-    pooling, position = make_pooling(name, 4, 9)[0], torch.zeros(5, dtype=torch.int64)
-    if isinstance(pooling, IdfPooling):
-        pooling.double().token_weights.data.normal_(generator=generator)
-    packed = pooling.packed(hidden[mask], tokens[mask], mask.sum(1), position)
-    torch.testing.assert_close(packed, pooling.padded(hidden, tokens, mask, position), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("name", POOLINGS)
-def test_gradients_of_a_table_are_its_differences_where_a_text_repeats_a_token(name: str) -> None:
-    torch.manual_seed(0)
-    table, tokens, lengths = (
-        torch.randn(6, 3, dtype=torch.float64),
-        torch.tensor([1, 2, 1, 0, 4, 4, 3, 4]),
-        torch.tensor([3, 1, 4]),
-    )
-    pooling, position = make_pooling(name, 3, 6)[0], torch.zeros(3, dtype=torch.int64)
-    if isinstance(pooling, nn.Module):
-        pooling.double()
-    signs = torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda rows: signs * pooling.packed(rows[tokens], tokens, lengths, position), table.requires_grad_()
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -190,20 +158,6 @@ def test_what_is_no_pooling_is_refused(name: str, reason: str) -> None:
     assert "encoder.pooling" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["mean", "idf_sqrt"])
-def test_a_pooling_is_kept_by_a_checkpoint(name: str, tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "encoder", pooling=name)
-    model.save(tmp_path / "model")
-    loaded = BiEncoder.load(tmp_path / "model")
-    assert loaded.settings.pooling == name
-    assert (
-        abs(
-            loaded.double().encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])
-        ).max()
-        < 1e-6
-    )
-
-
 def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_names_it_too(
     tmp_path: Path,
 ) -> None:
@@ -212,7 +166,9 @@ def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_nam
     model.save(tmp_path / "model")
     settings: Any = tmp_path / "model" / "encoder_settings.json"
     for given in (None, EncoderSettings(), EncoderSettings(pooling=f"{HERE}:Unlike")):
-        with pytest.raises(CheckpointError, match=f"set encoder.pooling={path}"):
+        with pytest.raises(
+            CheckpointError, match=f"a file may not name code to run.*set encoder.pooling={path}"
+        ):
             BiEncoder.load(tmp_path / "model", settings=given)
     assert path in settings.read_text()
     loaded = BiEncoder.load(tmp_path / "model", settings=EncoderSettings(pooling=path)).double()

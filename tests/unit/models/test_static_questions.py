@@ -16,7 +16,7 @@ from dpr.core.records import Passage
 from dpr.export.folders import check, export_folder
 from dpr.export.formats import format_of
 from dpr.formats.corpora import write_passages
-from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.properties import is_static
 from tests.helpers.jobs import embed, retrieve, train
@@ -147,14 +147,6 @@ def test_a_format_of_two_transformers_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"static"):
         export_folder(model, tmp_path / "out", "hf-dpr", source="model")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_frozen_transformer_stays_what_it_was(tmp_path: Path) -> None:
-    options = TowerOptions(fix_ctx_encoder=True)
-    model = tiny_model(tmp_path / "encoder", static_questions=True, options=options)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trained == {"question_model.backbone.words.weight", "question_model.pooling.token_weights"}
-    assert model.encode_passages(Passage("ba be", "bi")).shape == (16,)
 
 
 def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(tmp_path: Path) -> None:

@@ -38,15 +38,6 @@ def test_a_cut_vector_is_the_prefix(tmp_path: Path, normalize: bool) -> None:
         model.keep_dimensions(6)
 
 
-def test_a_saved_model_keeps_its_width(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
-    model.keep_dimensions(5)
-    model.save(tmp_path / "saved")
-    loaded = BiEncoder.load(tmp_path / "saved")
-    assert loaded.dimension == 5 and loaded.fingerprint == model.fingerprint
-    np.testing.assert_array_equal(loaded.encode_questions(TEXTS), model.encode_questions(TEXTS))
-
-
 def test_vectors_of_different_widths_never_meet(tmp_path: Path) -> None:
     tiny_model(tmp_path / "encoder", dtype=torch.float32).save(tmp_path / "model")
     rng = random.Random(0)

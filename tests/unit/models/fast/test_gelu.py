@@ -8,16 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertConfig, ModernBertConfig
 
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
 from dpr.models.fast import cpu_modules
 from dpr.models.fast.cpu_modules import Gelu, replace_gelu
+from tests.unit.models.fast.test_packing import CONFIGS
 
-CONFIG = BertConfig(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100
-)
+CONFIG = CONFIGS["bert"]
 
 
 class Calls(TorchDispatchMode):
@@ -92,15 +90,7 @@ def test_backbones_get_it_and_compute_the_same() -> None:
 
 
 def test_every_tower_has_it() -> None:
-    modern = ModernBertConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        vocab_size=100,
-        pad_token_id=0,
-    )
-    for config in (CONFIG, modern):
+    for config in (CONFIGS["bert"], CONFIGS["modernbert"]):
         tower = Encoder(backbone_from_config(config))
         assert any(isinstance(module, Gelu) for module in tower.modules())
         assert tower.training

@@ -58,14 +58,6 @@ def test_reading_one_token_equals_reading_it_from_all_in_vectors_and_gradients(
         torch.testing.assert_close(results[0][1][key], gradient, rtol=0, atol=1e-11, msg=key)
 
 
-def test_mean_pooling_reads_all_tokens() -> None:
-    tower = tower_of("bert", "mean")
-    seen = widest_products(tower)
-    tower(batch_of(LENGTHS))
-    assert not tower.fast.prunes_last_layer
-    assert seen == [sum(LENGTHS)]
-
-
 def test_a_copy_reads_with_its_own_weights() -> None:
     tower, batch = tower_of("bert"), batch_of(LENGTHS)
     twin, before = copy.deepcopy(tower), tower(batch)

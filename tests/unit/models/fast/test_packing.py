@@ -100,23 +100,6 @@ def test_packs_of_one_sequence_equal_lengths_and_extremes(lengths: list[int]) ->
     torch.testing.assert_close(packed(batch_of(lengths)), padded(batch_of(lengths)), rtol=0, atol=1e-10)
 
 
-def test_a_vector_does_not_depend_on_its_neighbours() -> None:
-    packed, _ = both("bert", "mean", torch.float32)
-    together = packed(batch_of(LENGTHS))
-    batch = batch_of(LENGTHS)
-    for row in range(len(LENGTHS)):
-        alone = packed(batch.select(torch.tensor([row])))
-        torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-6)
-
-
-def test_attention_dropout_stays_on_when_packed() -> None:
-    tower = Encoder(
-        backbone_from_config(BertConfig(**SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5))
-    ).train()
-    assert tower.is_packed
-    assert not torch.equal(tower(batch_of(LENGTHS)), tower(batch_of(LENGTHS)))
-
-
 @pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.5)], ids=["hidden", "attention"])
 def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attention: float) -> None:
     """Mean and variance of every element of the vectors, over many copies of three sequences each with its

@@ -143,16 +143,6 @@ def test_a_layer_has_its_own_scale_and_window(
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("lengths", [[5], [4, 4, 4], [1, 1], [64, 1]])
-def test_packs_of_one_sequence_equal_lengths_and_extremes(
-    lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tower = tower_of(CONFIGS["bert"]).double()
-    with on_any_device(monkeypatch, dtypes=EXACT):
-        found = vectors_and_gradients(tower, batch_of(lengths))
-    assert_same(found, vectors_and_gradients(as_sdpa(tower), batch_of(lengths)))
-
-
 def test_the_stray_sep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of(CONFIGS["bert"]).double(), batch_of(LENGTHS)
     tower.attend_to_last(2, 49)
@@ -217,17 +207,6 @@ def test_training_takes_the_steps_it_takes_with_sdpa(tmp_path: Path, monkeypatch
     # The same hidden dropout: its masks are drawn in the same order.
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8, msg=name)
-
-
-def test_texts_have_the_vectors_they_have_with_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [sample.question for sample in make_samples(20)]
-    sdpa, other = (tiny_model(tmp_path, options=TowerOptions(attention=name)) for name in varlen.KERNELS)
-    with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        found = other.encode_passages(texts, batch_tokens=50)
-    assert len(calls) > 2
-    torch.testing.assert_close(
-        torch.tensor(found), torch.tensor(sdpa.encode_passages(texts, batch_tokens=50)), rtol=0, atol=1e-6
-    )
 
 
 def test_attention_dropout_is_refused_and_hidden_dropout_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
