@@ -18,8 +18,7 @@ from dpr.core.logs import ProgressBar, configure_by_default, counted, details_in
 
 @contextmanager
 def fresh_logging() -> Iterator[logging.Logger]:
-    """No logging set up anywhere, as in a fresh interpreter. Not a fixture: pytest adds its own handlers
-    after fixtures."""
+    """No logging set up anywhere. Not a fixture: pytest adds its own handlers after fixtures."""
     root, logger = logging.getLogger(), logging.getLogger("dpr")
     before = root.handlers[:], logger.handlers[:], logger.level, logger.propagate
     root.handlers[:], logger.handlers[:], logger.propagate = [], [], True

@@ -1,5 +1,4 @@
-"""A lost process is named: whose turn the roll call missed, what a rank that failed has left, and where it
-was."""
+"""A lost process is named, with what a rank that failed has left and where it was."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a batch holds: slots, distinct contexts, identities; and that negatives are a function of (seed,
-epoch, data set, row)."""
+"""A batch has slots, distinct contexts and identities; negatives depend on (seed, epoch, data set, row)."""
 
 from __future__ import annotations
 
@@ -61,18 +60,6 @@ def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensor
     )
 
 
-def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer: Tensorizer) -> None:
-    batch = collate(
-        tensorizer, [TrainingSample("ca", (A, D)), TrainingSample("ca", (B,)), TrainingSample("ce", (C,))], 0
-    )
-    known = [
-        {tuple(pair) for pair, valid in zip(row.tolist(), mask.tolist(), strict=True) if valid}
-        for row, mask in zip(batch.known_positive_ids, batch.known_positive_valid, strict=True)
-    ]
-    assert known[0] == known[1] == {passage_identity(passage, "tiny") for passage in (A, B, D)}
-    assert known[2] == {passage_identity(C, "tiny")}
-
-
 def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None:
     def same(one: Passage, other: Passage, namespace: str = "a") -> bool:
         names = names_of(torch.tensor(passage_identity(one, "a")))
@@ -104,14 +91,6 @@ def selected(sample: TrainingSample, num_hard: int, num_other: int = 0, **option
     """As in validation, without a seed."""
     collator = Collator(None, num_hard=num_hard, num_other=num_other)  # type: ignore[arg-type]
     return collator.select(DataRow(sample, 0, (), "tiny", DataSetSettings(**options)))
-
-
-def test_other_negatives_stand_in_for_missing_hard_ones() -> None:
-    sample = TrainingSample("q", (A,), (), (B, C, D))
-    assert selected(sample, 2).hard_negatives == (B, C)
-    both = selected(sample, 1, 2)
-    assert (both.other_negatives, both.hard_negatives) == ((B, C), (B,))
-    assert selected(TrainingSample("q", (A,), (B,), (C,)), 2).hard_negatives == (B,)
 
 
 def test_gold_without_a_score_is_excluded_unless_nothing_would_remain() -> None:
@@ -192,36 +171,6 @@ def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> Non
         assert {len(text.split()) for text in words} == {9}
         seen.add(words[0])
     assert len(seen) > 6, "the window behind it is drawn"
-
-
-def test_rows_of_several_sets_keep_their_own_options(tensorizer: Tensorizer) -> None:
-    samples = [TrainingSample("ba be", (Passage("bo"),), (B,)), TrainingSample("bi", (Passage("bo"),), (C,))]
-    sets = [
-        DataSetSettings(query_prefix="ca "),
-        DataSetSettings(query_special_suffix=" cu", passage_prefix="ce ", selector=2, loss_scale=0.25),
-    ]
-    source = ListSource(samples)
-    rows = [
-        data_row(source, number % 2, sets[number % 2], dataset=number % 2, pass_number=number)
-        for number in (1, 0, 3)
-    ]
-    batch = Collator(tensorizer, num_hard=1, num_other=0)(rows)
-    questions = batch.questions.tokens.split(batch.questions.lengths.tolist())
-    assert [tensorizer.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in questions] == [
-        "bi cu",
-        "ca ba be",
-        "bi cu",
-    ]
-    assert batch.questions.position.tolist() == [2, 0, 2]
-    assert batch.loss_weights.tolist() == [0.25, 1.0, 0.25]
-    assert (batch.datasets, batch.rows) == ((1, 0, 1), (1, 0, 1))
-    assert [words_of(tensorizer, batch)[row] for row in batch.context_row[[0, 2]]] == [
-        "[CLS] ce bo [SEP]",
-        "[CLS] bo [SEP]",
-    ]
-    alone = [Collator(tensorizer, num_hard=1, num_other=0)([row]) for row in rows]
-    assert torch.cat([part.questions.tokens for part in alone]).tolist() == batch.questions.tokens.tolist()
-    assert torch.cat([part.context_ids for part in alone]).tolist() == batch.context_ids.tolist()
 
 
 def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) -> None:

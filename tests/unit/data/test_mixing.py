@@ -1,5 +1,4 @@
-"""Several data sets in an epoch: exact counts, every row its turn, the same global batches for any number of ranks,
-nothing depends on history."""
+"""Mixed data sets have exact counts and the same global batches for any number of ranks and any history."""
 
 from __future__ import annotations
 
@@ -134,8 +133,7 @@ def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[floa
 
 @BOTH
 def test_drawn_global_batches_have_the_shares_that_the_temperature_states(made: Made) -> None:
-    """Not only in sum: early and late in an epoch, and in the first place of a global batch as in the last.
-    Chi-square of 2 degrees of freedom."""
+    """Chi-square of 2 degrees of freedom, early and late in epochs and in global batches."""
     found = made(temperature=2.0)
     shares = np.sqrt(SIZES) / np.sqrt(SIZES).sum()
     places = np.array([dataset for epoch in range(20) for dataset, _ in rows_of(found, [epoch])])

@@ -1,5 +1,4 @@
-"""The search for near-duplicates finds what it promises, nothing else, and agrees with comparing every
-pair."""
+"""The search for near-duplicates agrees with comparing every pair."""
 
 from __future__ import annotations
 

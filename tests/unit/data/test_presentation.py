@@ -1,5 +1,4 @@
-"""Prompts, title templates and the apostrophe rule: one place puts them around texts, from text and from a
-token store alike."""
+"""Prompts, title templates and the apostrophe rule are applied alike to texts and to stored tokens."""
 
 from __future__ import annotations
 
@@ -133,11 +132,6 @@ def test_a_prompt_that_would_be_cut_is_refused() -> None:
 def test_a_template_that_is_none_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match=r"encoder.title_template=.* must have {title} and end"):
         tensorizer_of("bert", TextSettings(title_template=template))
-
-
-def test_a_prompt_that_the_model_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="prompt=news is not a prompt of the model; it has web"):
-        tensorizer_of("bert", TEXT).question_tokens(["ca"], prompt="news")
 
 
 def test_a_prefix_beside_a_prompt_must_repeat_it() -> None:

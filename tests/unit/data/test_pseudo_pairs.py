@@ -1,5 +1,4 @@
-"""Pairs cut from a corpus: the same for any number of ranks, from text as from tokens; no passage of a
-document is its negative."""
+"""Pairs cut from a corpus are the same for any number of ranks, from text and from tokens."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def write_corpus(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def made_rows(count: int) -> list[dict[str, Any]]:
-    """Passages with all that decides a cut: some without title, empty ones, questions, other scripts; two of
-    every three in one file."""
+    """Passages with all that decides a cut; two of every three are in one file."""
     draw = random.Random(5)
     sentence = lambda: (
         " ".join(draw.choices(WORDS, k=draw.randint(2, 7))).capitalize()

@@ -1,5 +1,4 @@
-"""A teacher's scores from the record to the batch: slot by slot, from text and from stored tokens, on one
-rank and on two."""
+"""A teacher's scores reach the batch slot by slot, from text and from stored tokens."""
 
 from __future__ import annotations
 

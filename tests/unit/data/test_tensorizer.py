@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from dpr.core.batch import plan_token_batches
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
@@ -59,8 +58,7 @@ def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(fol
 def test_a_long_title_is_cut_as_the_tokenizer_cuts_it_without_asking_it_to(
     folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a pair with two long parts the tokenizer makes every window of one with every window of the
-    other."""
+    """Of two long parts the tokenizer makes every pair of windows."""
     passages = [
         Passage("da be " * texts, "ba di " * titles)
         for titles, texts in ((10, 1), (10, 10), (100, 3), (40, 200))
@@ -157,13 +155,6 @@ def test_masking_spares_special_tokens_and_follows_its_probability(folder: Path)
     assert all(new in (old, MASK) for new, old in zip(masked, tokens, strict=True))
 
 
-def test_lower_casing_follows_the_setting(folder: Path) -> None:
-    assert tensorizer(folder, do_lower_case=True).question_tokens(["BA"]) == [[CLS, *ids("ba"), SEP]]
-    assert tensorizer(folder, do_lower_case=False).question_tokens(["BA"]) == [
-        [CLS, VOCABULARY.index("[UNK]"), SEP]
-    ]
-
-
 def test_the_fingerprint_depends_on_vocabulary_and_lengths_and_not_on_use(folder: Path) -> None:
     known = tensorizer(folder)
     before = known.fingerprint
@@ -176,15 +167,6 @@ def test_the_fingerprint_depends_on_vocabulary_and_lengths_and_not_on_use(folder
 def test_a_folder_without_a_tokenizer_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="pretrained_model_cfg"):
         tensorizer(tmp_path)
-
-
-def test_token_batches_cover_everything_once_within_the_budget() -> None:
-    lengths = np.array([3, 50, 7, 7, 1, 20, 100])
-    batches = plan_token_batches(lengths, 60)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(7))
-    assert all(lengths[batch].max() * len(batch) <= 60 or len(batch) == 1 for batch in batches)
-    assert batches[0].tolist() == [6]
-    assert plan_token_batches(np.array([], dtype=np.int64), 10) == []
 
 
 @pytest.mark.parametrize(
@@ -219,8 +201,7 @@ def test_a_vocabulary_of_special_tokens_and_a_word_is_one(kept: str, tmp_path: P
 
 
 def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
-    """A tokenizer without special tokens makes nothing of an empty text, which has to have a vector all the
-    same."""
+    """Without special tokens an empty text has no token, but needs a vector."""
     plain = Tensorizer(fast_tokenizer("gpt2", eos_token="?"), sequence_length=8)
     end = [VOCABULARY.index("?")]
     assert plain.question_tokens(["", "ba", " "]) == [end, ids("ba"), end]
@@ -254,8 +235,7 @@ def test_a_length_that_special_tokens_exceed_is_refused_and_others_are_kept(
 
 
 def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> None:
-    """How the last call cut and padded is part of a tokenizer's state, and so of the files that it writes,
-    unless it is taken out."""
+    """A tokenizer's state, and so its files, include how the last call cut and padded."""
 
     def saved(known: Tensorizer, name: str) -> dict[str, bytes]:
         (tmp_path / name).mkdir()

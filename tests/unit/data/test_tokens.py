@@ -1,5 +1,4 @@
-"""Training from stored tokens is training from the text: the same batches, curve and weights; what is damaged
-or stale is not used."""
+"""Stored tokens give the batches of the text; stores that are damaged or stale are not used."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ PLAIN = DataSetSettings()
 
 
 def many_samples(count: int = 60) -> list[TrainingSample]:
-    """Samples with every trait that decides a batch: repeated questions across parts, scores, typographic
-    signs, several lists."""
+    """Samples with repeated questions across parts, scores, typographic signs and several lists."""
     samples = make_samples(count, seed=4)
     scored = tuple(
         Passage(f'"{p.text}\n\N{RIGHT SINGLE QUOTATION MARK}"', p.title, p.id, True)

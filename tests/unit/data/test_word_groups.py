@@ -1,5 +1,4 @@
-"""Features that rows are grouped by words with: near where words are shared, whole numbers, the same
-everywhere."""
+"""Features for grouping rows by words are near where words are shared, and the same everywhere."""
 
 from __future__ import annotations
 

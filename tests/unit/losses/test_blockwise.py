@@ -1,5 +1,4 @@
-"""The loss in blocks is the loss: value, number correct and gradients, with every kind of mask and any size
-of block."""
+"""The loss in blocks of any size equals the loss, in value, number correct and gradients."""
 
 from __future__ import annotations
 

@@ -78,8 +78,7 @@ def test_another_known_positive_is_masked_for_its_question_only() -> None:
 
 
 def test_padding_of_the_known_table_never_masks_a_passage() -> None:
-    """The filler (0, 0) may be some passage's identity only by chance; invalid entries must not count even
-    then."""
+    """The filler (0, 0) may be a passage's identity by chance."""
     ids = torch.tensor([[0, 0], [1, 0]])
     known = torch.zeros(1, 3, 2, dtype=torch.int64)
     absent = torch.zeros(1, 3, dtype=torch.bool)
@@ -90,8 +89,7 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
 
 
 def test_no_passage_of_a_known_document_competes() -> None:
-    """Passages of document 5 are in slots 0, 2 and 3; the third repeats the first. The second question knows
-    one passage beside."""
+    """Slots 0, 2 and 3 hold document 5, slot 3 repeats slot 0; the second question knows one passage beside."""
     ids = torch.tensor([[5, 1], [6, 1], [5, 2], [5, 1], [7, 1]])
     known = torch.tensor([[[5, WHOLE_DOCUMENT], [0, 0]], [[7, 1], [6, WHOLE_DOCUMENT]]])
     valid = torch.tensor([[True, False], [True, True]])
@@ -137,8 +135,7 @@ def test_no_passage_of_a_known_document_competes() -> None:
 
 
 def passages_of(slots: list[tuple[str | None, str]]) -> list[int]:
-    """Of each slot the first one of its passage: slots that share id or text, or have such slots between
-    them."""
+    """The first slot of each slot's passage: slots are joined by ids and by texts."""
     first = list(range(len(slots)))
     for _ in slots:
         for slot, (key, text) in enumerate(slots):
@@ -188,8 +185,7 @@ def is_same(one: tuple[str | None, str], other: tuple[str | None, str]) -> bool:
 
 @pytest.mark.parametrize("settings", [{}, {"symmetric_weight": 1.0, "nll_weight": 0.0}])
 def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) -> None:
-    """Each of two texts is the positive of two questions and the hard negative of another, with ids of its
-    own each time, and with none."""
+    """Each of two texts is the positive of two questions and a hard negative of another."""
     rows = [("ba", "x", "y"), ("be", "x", "z"), ("bi", "y", "x"), ("bo", "y", "y")]
     found = []
     for has_ids in (True, False):

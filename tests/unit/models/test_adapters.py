@@ -1,5 +1,4 @@
-"""Two towers that are two adapters over one frozen backbone compute what two whole models compute, and
-nothing of the backbone changes."""
+"""Two adapters over one frozen backbone compute what two whole models compute."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def test_one_backbone_with_two_adapters_is_two_models(kind: str, packed: bool, t
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_that_are_computed_again_see_their_own_adapter(kind: str, tmp_path: Path) -> None:
-    """In backward the adapter that was active last, the questions', would be taken for the contexts' layers
-    too."""
+    """In backward the adapter of the questions is the active one, also when contexts are recomputed."""
     model = lora_model(tmp_path, kind)
     plain = step(model)
     checkpoint_activations(model.towers)

@@ -1,5 +1,4 @@
-"""Backbones of every family: their dropout is what was asked for, and of encoder-decoders with a text encoder
-that is taken."""
+"""Backbones of every family have the dropout that was asked for; encoder-decoders give their text encoder."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def test_a_dropout_that_the_config_does_not_name_is_switched_off_too(monkeypatch
 
 @pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
 def test_the_encoder_of_t5_trains_is_saved_and_encodes(family: str, tmp_path: Path) -> None:
-    """Pretrained weights of the whole model give its encoder; relative positions cannot be packed, so batches
-    are padded."""
+    """Weights of the whole model give its encoder; relative positions cannot be packed."""
     folder = tmp_path / "t5"
     torch.manual_seed(0)
     whole: Any = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**T5))

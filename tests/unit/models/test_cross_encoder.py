@@ -1,5 +1,4 @@
-"""A cross-encoder's scores are the classifier's probabilities, pair by pair, and only folders that can be
-trusted are opened."""
+"""A cross-encoder's scores are the classifier's probabilities; only folders that can be trusted are opened."""
 
 from __future__ import annotations
 

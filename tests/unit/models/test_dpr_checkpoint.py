@@ -1,5 +1,4 @@
-"""Original checkpoint files as models: the vectors that the original gave, and clear words where a file or
-its encoder is not right."""
+"""Original checkpoint files give the vectors that the original gave, or are refused clearly."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def file_of(model: BiEncoder, path: Path, params: dict[str, Any], *, as_zip: boo
 
 
 def original_vectors(model: BiEncoder, texts: list[tuple[str, ...]], tower: str) -> torch.Tensor:
-    """The original's way, from its weights: one padded window of 24 per text, last place [SEP], all segments
-    0, first token, projection."""
+    """The original's way: one padded window of 24 per text, [SEP] at its last place, first token, projection."""
     encoder, tokenizer = getattr(model, tower), model.tensorizer.tokenizer
     rows = []
     for pair in texts:

@@ -1,5 +1,4 @@
-"""What a tower refuses or warns of when it is made: vectors that do not depend on the text, or that depend on
-other texts; long texts."""
+"""Towers refuse, or warn of, vectors that ignore the text or depend on other texts, and texts that are too long."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Folders of Hugging Face and sentence-transformers are used as they are: the vectors are those that
-transformers gives."""
+"""Folders of Hugging Face and sentence-transformers give the vectors that transformers gives."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every pooling gives the same vectors and gradients packed and padded, whatever it reads; others are refused
-at the start."""
+"""Every pooling gives the same vectors and gradients packed and padded; others are refused at the start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A model remembers how it is used: prompts, title template and apostrophe rule are in its folder and in its
-vectors."""
+"""Prompts, title template and apostrophe rule are stored in the model's folder and change its vectors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What loading a backbone prints: nothing of the pooler that is left out on purpose, and a bar on the main
-rank alone."""
+"""Loading a backbone prints nothing about its pooler, and a progress bar on the main rank alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A static encoder is a table, weights of tokens and a mean: packed as padded, as its formula says, and kept
-by its folder."""
+"""A static encoder is a table, token weights and a mean: packed equals padded, and its folder keeps it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A table of questions beside a transformer of passages: one space, what is saved is what is loaded, exported
-where a format can say it."""
+"""A static table encodes questions beside a transformer of passages, and is saved, loaded and exported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The original's stray [SEP], against the original's own way: pad everything to the window and overwrite its
-last position."""
+"""The original's stray [SEP] equals the original's own way: pad to the window, overwrite the last position."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Vectors cut to fewer dimensions: the prefix, of length 1 where the model's are, and never beside vectors of
-another width."""
+"""Vectors cut to fewer dimensions are prefixes, and never meet vectors of another width."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A wrong argument of the trainer is answered in one sentence that says what it is called here, or what was
-expected."""
+"""A wrong argument of the trainer is answered in one sentence that names the right one."""
 
 from __future__ import annotations
 

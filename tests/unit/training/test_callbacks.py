@@ -1,5 +1,4 @@
-"""The moments of a run: all of them, in order, with state that survives a restart and stops that all ranks
-agree on."""
+"""Callbacks see all moments of a run in order, keep their state over a restart, and stop all ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Ending a run that has stopped getting better; the decision is the same after a restart and on every
-rank."""
+"""A run that no longer improves ends, with the same decision after a restart and on every rank."""
 
 from __future__ import annotations
 

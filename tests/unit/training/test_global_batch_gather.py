@@ -1,8 +1,4 @@
-"""The global batch is gathered beside the towers' work, in the same order on all ranks, and nothing of it stays
-behind.
-
-pytest tests/unit/training/test_global_batch_gather.py
-"""
+"""The global batch is gathered beside the towers' work, in one order on all ranks, and then freed."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core import distributed
 from dpr.core.batch import Temperature
-from dpr.core.distributed import current_ranks, gather_rows, start_gather
+from dpr.core.distributed import current_ranks, start_gather
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
@@ -64,8 +60,7 @@ def note_collectives(events: list[str]) -> None:
 
 
 def note_towers(model: BiEncoder, events: list[str]) -> None:
-    """``events`` also gets "NAME forward" of each tower, and "NAME backward" when the last of its gradients
-    is there."""
+    """``events`` also gets each tower's forward, and its backward when the last of its gradients is there."""
     towers = {model.ctx_model: "ctx", model.question_model: "question"}  # one where they are shared
     for tower, name in towers.items():
         tower.register_forward_hook(lambda *_, name=name: events.append(f"{name} forward"))
@@ -126,8 +121,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]
 def test_collectives_run_beside_the_question_tower_in_one_order(
     events: list[dict[str, list[str]]], name: str
 ) -> None:
-    """Forward and backward; the same list on both ranks, which is what keeps them from waiting for each
-    other."""
+    """Equal lists on both ranks keep them from waiting for each other."""
     assert events[0][name] == events[1][name] == CASES[name][1].split(", ")
 
 
@@ -148,35 +142,8 @@ def test_with_caching_the_vectors_travel_while_the_questions_are_encoded(
         assert "question forward" in of_rank["cached"][before:after]
 
 
-def gathered_both_ways(seed: int) -> list[torch.Tensor]:
-    """Value and gradient of a started gather with other work in between, of a plain one, and of the sum
-    written out."""
-    ranks = current_ranks()
-    generator = torch.Generator().manual_seed(seed + ranks.rank)
-    local = torch.randn(3, 4, dtype=torch.float64, generator=generator).t().requires_grad_()  # not contiguous
-    weights = torch.arange(4.0 * ranks.world_size * 3).view(-1, 3).double() * (ranks.rank + 1)
-    results = []
-    for wait in (lambda: start_gather(local)(), lambda: gather_rows(local)):
-        rows = wait()
-        (gradient,) = torch.autograd.grad((rows * weights).sum(), local)
-        results += [rows.detach(), gradient]
-    mine = weights[4 * ranks.rank : 4 * (ranks.rank + 1)] / (ranks.rank + 1)
-    return [*results, mine * sum(range(1, ranks.world_size + 1))]
-
-
-def test_a_started_gather_is_a_gather() -> None:
-    for world_size in (1, 3):
-        by_rank = run_on_ranks(gathered_both_ways, world_size, 7)
-        for rows, gradient, plain_rows, plain_gradient, expected in by_rank:
-            torch.testing.assert_close(rows, plain_rows, rtol=0, atol=0)
-            torch.testing.assert_close(rows, by_rank[0][0], rtol=0, atol=0)
-            torch.testing.assert_close(gradient, plain_gradient, rtol=0, atol=0)
-            torch.testing.assert_close(gradient, expected)
-
-
 def rows_left_after_a_step() -> int:
-    """How many of ten steps' gathered vectors are still in memory, without the help of the garbage
-    collector."""
+    """Tensors of ten steps that are still in memory, without the garbage collector."""
     gc.disable()
     references = []
     for _ in range(10):

@@ -1,5 +1,4 @@
-"""Gradient caching: the same dropout twice, no more in memory than asked for, nothing encoded twice that need
-not be."""
+"""Gradient caching repeats dropout, keeps to its memory budget, and encodes nothing twice that need not be."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def gradient(model: BiEncoder, max_tokens: int, *, seed: int = 5) -> dict[str, t
 def lengths_seen(
     model: BiEncoder, monkeypatch: pytest.MonkeyPatch, *, bytes_per_token: float = 1e9
 ) -> list[tuple[int, bool]]:
-    """Fills with (tokens, with graph) for every forward of a tower; with 1e9 bytes a token vectors take next
-    to nothing of a budget."""
+    """Notes (tokens, with graph) of every forward; with 1e9 bytes a token vectors take almost no budget."""
     calls: list[tuple[int, bool]] = []
     monkeypatch.setattr(grad_cache, "graph_bytes_per_token", lambda model, **options: bytes_per_token)
     for tower in {model.question_model, model.ctx_model}:
@@ -138,23 +136,6 @@ def test_when_chunks_are_carried_on_the_vectors_of_the_global_batch_are_gone(
     monkeypatch.setattr(CachedStep, "_carry_on", noted)
     assert len(batch.contexts) < len(batch.context_row), "some passage is listed twice"
     assert gradient(model, 60)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_word_tables_keep_dense_gradients_and_accumulate_them(tmp_path: Path, shared: bool) -> None:
-    model = tiny_model(tmp_path, shared=shared, dropout=0.0)
-    step = CachedStep(model.train(), BiEncoderNllLoss(), max_tokens=40, ranks=Ranks(), device=CPU)
-    once = gradient(model, 40)
-    model.zero_grad()
-    for number in range(2):
-        step(batch_for(model), num_batches=2, is_last=number == 1)
-    words = [tower.backbone.get_input_embeddings() for tower in (model.question_model, model.ctx_model)]
-    assert not any(table.sparse for table in words), (
-        "direct steps and other users of the towers see no difference"
-    )
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and not parameter.grad.is_sparse, name
-        torch.testing.assert_close(parameter.grad, once[name], rtol=1e-9, atol=1e-10, msg=name)
 
 
 def test_a_frozen_tower_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

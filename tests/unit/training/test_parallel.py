@@ -22,8 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def weights_after(folder: Path, name: str, stops: list[int], case: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Weights and optimizer state of a run of 4 steps that was stopped after ``stops`` and started again each
-    time."""
+    """Weights and optimizer state of a run of 4 steps that was stopped after ``stops``."""
     case = dict(case)
     settings, options = case.pop("settings", {}), case.pop("options", None)
     for stop in [*stops, 4]:

@@ -1,8 +1,4 @@
-"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and
-over a sample.
-
-pytest tests/unit/training/test_retrieval_validation.py
-"""
+"""Validation by retrieval is exact over the whole corpus, for any number of ranks, or over a sample."""
 
 from __future__ import annotations
 
@@ -38,8 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_retrieval_set(folder: Path) -> Path:
-    """A corpus with ties (each fifth passage repeats one), questions with answers, and judgements, two of
-    some questions."""
+    """A corpus with ties, questions with answers, and one or two judgements a question."""
     rng = random.Random(3)
     encoder_folder(folder / "encoder")
     texts = [sentence(rng, rng.randint(3, 20)) for _ in range(PASSAGES)]

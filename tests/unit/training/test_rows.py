@@ -1,5 +1,4 @@
-"""Tables that learn by rows: the update is AdamW's of each row by itself, clipping is that of the whole
-gradient."""
+"""Tables that learn by rows have AdamW's update row by row, and are clipped by the whole gradient."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What cannot be sharded is refused, and one process has nothing to share.
-
-pytest tests/unit/training/test_sharding_refused.py
-"""
+"""What cannot be sharded is refused, and one process has nothing to share."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ def step_of(model: BiEncoder, loss: Loss, max_tokens: int, device: torch.device)
 def test_nobody_waits_for_the_device(
     tmp_path: Path, max_tokens: int, name: str, max_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are,
-    fails."""
+    """The meta device has shapes and no values: whoever asks it for one fails."""
     # which does not know this device
     monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())
     monkeypatch.setattr(grad_cache, "graph_bytes_per_token", lambda model, **options: 1e9)

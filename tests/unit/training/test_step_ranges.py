@@ -50,8 +50,7 @@ def elements_summed(folder: Path) -> list[tuple[list[list[int]], int]]:
 
 
 def elements_of(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int]], int]:
-    """The elements of what ranks sum in each of an update's two micro-batches; and of the model's
-    gradient."""
+    """The elements that ranks sum in two micro-batches of an update, and those of the model's gradient."""
     model = tiny_model(folder / "encoder")
     options = {"grad_cache_tokens": grad_cache_tokens, "gradient_accumulation_steps": 2, "batch_size": 2}
     trainer = make_trainer(
@@ -77,8 +76,7 @@ def elements_of(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int]], 
 
 
 def test_gradients_travel_once_an_update(tmp_path: Path) -> None:
-    """More often would give the same gradient, only later. What travels with every micro-batch is the
-    gradient of its vectors."""
+    """With every micro-batch travels the gradient of its vectors alone."""
     encoder_folder(tmp_path / "encoder")
     for of_rank in run_on_ranks(elements_summed, 2, tmp_path):
         for summed, whole in of_rank:

@@ -1,5 +1,4 @@
-"""A teacher's vectors: learned from texts alone, the same run after a stop, and refused where they could
-never be reached."""
+"""A teacher's vectors are learned from texts alone, and refused where they could never be reached."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Trackers get every metric, a resumed run continues the same run there, and one that fails costs a warning.
-With the real packages."""
+"""Trackers get every metric, also over a restart, and one that fails costs a warning (with the real packages)."""
 
 from __future__ import annotations
 

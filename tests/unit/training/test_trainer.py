@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.errors import CheckpointError, ConfigError, DivergedError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats import run_folders
 from dpr.losses.candidates import score_matrix
-from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
@@ -24,8 +23,7 @@ from dpr.training.callbacks.saving import ValidateAndSave
 from dpr.training.run import RunProgress
 from dpr.training.settings import Periods
 from dpr.training.validations.protocol import Metrics
-from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer
 
 
@@ -120,37 +118,9 @@ def test_a_folder_that_holds_a_run_is_refused_for_a_fresh_one(tmp_path: Path) ->
         trainer(tmp_path, resume="fresh").train()
 
 
-def test_the_global_batch_of_the_first_start_is_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer(tmp_path, max_steps=2).train()
-    assert trainer(tmp_path, batch_size=4).plan.global_batch_size == 8
-
-
 def noting(logs: list[Metrics]) -> Callback:
     """Adds what is logged, with the step, to ``logs``."""
     return Calling("on_log", lambda run, metrics: logs.append({**metrics, "step": run.progress.step}))
-
-
-def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
-    logs: list[Metrics] = []
-    how = {"global_batch_size": 8, "max_steps": max_steps, "lr_schedule": "constant"}
-    job = trainer(folder, noting(logs), name=name, dev=False, **how)
-    job.resume()
-    rows = [batch.rows for batch in job.micro_batches()]
-    job.train()
-    return logs, rows
-
-
-def test_a_run_continues_with_the_same_batches_on_another_number_of_processes(tmp_path: Path) -> None:
-    encoder_folder(tmp_path / "encoder")
-    whole, rows = two_ranks(tmp_path, "whole", 10)
-    two_ranks(tmp_path, "moved", 4)
-    results = run_on_ranks(two_ranks, 2, tmp_path, "moved", 10)
-    assert [left + right for left, right in zip(results[0][1], results[1][1], strict=True)] == rows[4:]
-    assert [log["step"] for log in results[0][0]] == [5, 6, 7, 8, 9, 10]
-    for log, expected in zip(results[0][0], whole[4:], strict=True):
-        assert log["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-5)
 
 
 def test_half_precision_trains(tmp_path: Path) -> None:
@@ -165,15 +135,6 @@ def test_half_precision_trains(tmp_path: Path) -> None:
     assert losses["bf16"] != losses["fp32"]
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_saves_nothing(tmp_path: Path) -> None:
-    job = trainer(tmp_path)
-    with torch.no_grad():
-        next(job.model.parameters()).fill_(float("nan"))
-    with pytest.raises(DivergedError, match=r"lower train\.learning_rate"):
-        job.train()
-    assert not run_folders.checkpoint_folders(tmp_path / "run")
-
-
 def learnable() -> ListSource:
     """Each question stands word for word in its passage."""
     samples = [TrainingSample(sample.question, (Passage(sample.question),)) for sample in make_samples(40)]
@@ -184,24 +145,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Pa
     (tmp_path / "run").write_text("a file")
     with pytest.raises(CheckpointError, match="output_dir"):
         trainer(tmp_path).train()
-
-
-def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
-    job = trainer(tmp_path, learning_rate=1e-3, max_grad_norm=0.01, loss=BiEncoderNllLoss())
-    batches = job.micro_batches()
-    norms = []
-    original = job.optimizer.step
-
-    def step(*arguments: Any) -> Any:
-        gradients = [parameter.grad for parameter in job.model.parameters() if parameter.grad is not None]
-        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
-        return original(*arguments)
-
-    job.optimizer.step = step  # type: ignore[method-assign]
-    job.metrics.add(job.training_step(batch := next(batches), num_batches=1, is_last=True), batch)
-    job.update()
-    assert norms[0] == pytest.approx(0.01, rel=1e-3)
-    assert float(job.grad_norm) > 0.1
 
 
 def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:

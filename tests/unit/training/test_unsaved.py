@@ -1,5 +1,4 @@
-"""A disk that refuses checkpoints: the best is one that can be opened, and a run without its last step is not
-a success."""
+"""Where a disk refuses checkpoints the best is one that exists, and a run without its last step fails."""
 
 from __future__ import annotations
 

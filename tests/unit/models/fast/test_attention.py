@@ -1,5 +1,4 @@
-"""Packed attention in training as it is used: windows, dropout, shared key heads; and which backbones the
-trial lets through."""
+"""Packed attention in training: windows, dropout, shared key heads, and which backbones the trial accepts."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
 
 
 def test_a_window_of_another_reach_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences of the trial are longer than the window, so that a backbone which counts its reach
-    differently is found out."""
+    """The trial's sequences are longer than the window, which shows how far it reaches."""
     original = AttentionOptions.mask
     assert Encoder(backbone_from_config(WINDOWED["modernbert"]), pooling="mean").is_packed
     monkeypatch.setattr(

@@ -1,8 +1,4 @@
-"""Decoders packed: every sequence as if it were encoded alone, in vectors and in gradients, whatever its
-attention sees.
-
-Each family is judged by its own attention over one sequence at a time, without any padding.
-"""
+"""Packed decoders encode each sequence as if it were alone; each family is compared with its own attention."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Where vectors are read at one token, the last layer computes that token only, and nothing that is learnt or
-embedded changes."""
+"""The last layer computes only the token that is read; vectors and gradients stay the same."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def tower_of(name: str, pooling: str = "cls") -> Encoder:
 
 
 def widest_products(tower: Encoder) -> list[int]:
-    """Tokens that came to the last linear layer of the backbone, one number a pack, filled by every
-    forward."""
+    """Tokens that every forward brings to the last linear layer of the backbone, pack by pack."""
     seen: list[int] = []
     linear = [module for module in tower.backbone.modules() if isinstance(module, nn.Linear)][-1]
     linear.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))

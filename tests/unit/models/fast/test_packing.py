@@ -1,5 +1,4 @@
-"""Packed = padded, in vectors and in gradients, for every kind of backbone that can be packed; the others say
-so and pad."""
+"""Packed equals padded in vectors and gradients for every backbone that can be packed; others are padded."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def test_packs_of_one_sequence_equal_lengths_and_extremes(lengths: list[int]) ->
 
 @pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.5)], ids=["hidden", "attention"])
 def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attention: float) -> None:
-    """Mean and variance of every element of the vectors, over many copies of three sequences each with its
-    own masks."""
+    """Compares mean and variance of each element over many copies of three sequences."""
     copies, lengths = 2000, [12, 7, 3]
     torch.manual_seed(0)
     backbone = backbone_from_config(

@@ -1,9 +1,4 @@
-"""Attention through torch's kernel for sequences end to end is SDPA's, wherever it may be used, and SDPA's
-stays where it may not.
-
-The kernel is for CUDA (``tests/gpu/test_varlen.py``). Here a stand-in with its signature says whether
-everything around it is right.
-"""
+"""Attention by torch's varlen kernel equals SDPA; a stand-in computes it here (CUDA: tests/gpu/test_varlen.py)."""
 
 from __future__ import annotations
 
@@ -265,8 +260,7 @@ def test_trials_before_training_have_its_precision_and_warn_of_nothing(
 
 
 def test_nobody_waits_for_the_device_and_torch_takes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the meta device, which has shapes and no values, so that whoever asks it for one fails; torch's own
-    function checks the call."""
+    """The meta device has no values, so reading one fails; torch's own function checks the call."""
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     for attention, name, pooling in (
         ("sdpa", "bert", "cls"),
