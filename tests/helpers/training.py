@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
 from dpr.data.collator import Collator
 from dpr.data.loader import data_row
@@ -18,6 +18,7 @@ from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.report_page import ReportPage
@@ -157,6 +158,15 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
+
+
+def encoded(tower: Encoder, batch: TokenBatch) -> dict[str, Tensor]:
+    """Vectors of a batch, and the gradients of a sum in which every number has a weight of its own."""
+    tower.zero_grad()
+    vectors = tower(batch)
+    weights = torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)
+    (vectors * weights).sum().backward()
+    return {"vectors": vectors.detach(), **gradients(tower)}
 
 
 def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> dict[str, Tensor]:

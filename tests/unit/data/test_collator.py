@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unicodedata import normalize
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import GlobalBatchDataset, batch_loader, data_row
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.training_data import TrainingData
 from dpr.losses.candidates import names_of
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 
@@ -132,6 +135,39 @@ def test_augmentation_changes_training_only_and_repeats(tensorizer: Tensorizer) 
     positive = samples[0].positives[0]
     twice = TrainingSample("ba", (positive,), (Passage(positive.text, positive.title, "other"),))
     assert len(collate(tensorizer, [twice], 1, seed=4, augmentation=augmentation).contexts) == 2, "by slot"
+
+
+def test_every_slot_has_the_teacher_score_of_its_passage_for_its_question(tensorizer: Tensorizer) -> None:
+    scores = (4.0, -1.5, 1 / 3)
+    a, b, d = (replace(one, teacher_score=score) for one, score in zip((A, B, D), scores, strict=True))
+    other = replace(A, teacher_score=-7.0)  # the same text beside another question
+    samples = [TrainingSample("ca", (a,), (b,), (C,)), TrainingSample("ce", (d,), (other,))]
+    batch = collate(tensorizer, samples, 1, 1)
+    found = batch.to("meta").teacher_scores
+    assert found is not None and found.dtype == torch.float32 and found.device.type == "cpu"
+    np.testing.assert_array_equal(found, np.float32([4.0, np.nan, -1.5, 1 / 3, -7.0, np.nan]))
+    assert len(batch.contexts) == 4
+    assert collate(tensorizer, [TrainingSample("ca", (C,), (A,))]).teacher_scores is None
+
+
+class Mine(TrainingData):
+    """A user's data."""
+
+    def __init__(self, samples: list[TrainingSample]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, row: int) -> TrainingSample:
+        return self.samples[row]
+
+
+def test_the_fingerprint_of_a_users_data_changes_with_scores_and_not_without() -> None:
+    passages = [Passage("p"), replace(A, teacher_score=4.0), replace(A, teacher_score=5.0)]
+    prints = [Mine([TrainingSample("q", (passage,))]).fingerprint for passage in passages]
+    assert len(set(prints)) == 3
+    assert prints[0][:24] == "e868e8ed60d2e0458bb3e17c"
 
 
 def words_of(tensorizer: Tensorizer, batch: BiEncoderBatch) -> list[str]:

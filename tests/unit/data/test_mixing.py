@@ -19,7 +19,7 @@ from dpr.data.iterators import (
     ShardedDataIterator,
     largest_remainder,
 )
-from dpr.data.order import WORDS, group
+from dpr.data.order import WORDS, group, permutation, rank_slice
 
 SIZES, GLOBAL_BATCH = (403, 90, 37), 8
 Made = Callable[..., GlobalBatchIterator]
@@ -189,18 +189,6 @@ def test_a_small_set_is_passed_over_again_in_another_order(made: Made) -> None:
     assert len(set(passes)) == 48, "a row has another pass each time, so that it draws other negatives"
 
 
-def test_laps_follow_each_other_in_new_orders() -> None:
-    found = MixedDataIterator([16], global_batch_size=8, seed=4, sampling=Sampling(mixed=True, rates=[3.0]))
-    counted = Counter(row for _, row in rows_of(found, [0]))
-    assert counted == dict.fromkeys(range(16), 3)
-    single = ShardedDataIterator(16, global_batch_size=8, seed=4)
-    orders = [
-        [row for global_batch in range(2) for row in single.rows(2 * pass_number + global_batch)]
-        for pass_number in range(3)
-    ]
-    assert len({tuple(order) for order in orders}) == 3
-
-
 @BOTH
 @WAYS
 def test_global_batches_are_the_same_for_any_number_of_ranks(made: Made, sampling: dict[str, Any]) -> None:
@@ -321,3 +309,28 @@ def test_a_share_too_small_for_a_global_batch_is_reported(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert one_set_a_global_batch((400, 8), weights=[999, 1]).counts == (51, 0)
     assert "data set 1 is left out" in caplog.text
+
+
+def test_order_changes_with_seed_lap_and_data_set() -> None:
+    orders = [permutation(50, *key).tolist() for key in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_order_is_the_one_recorded_here() -> None:
+    """A change of this list would silently give resumed runs another order."""
+    assert permutation(10, 12345, 0, 0).tolist() == RECORDED
+
+
+RECORDED = [8, 7, 1, 2, 0, 4, 3, 9, 5, 6]
+
+
+def test_rank_slices_cover_everything_once() -> None:
+    for items in (0, 1, 3, 4, 13):
+        covered = [index for rank in range(4) for index in range(items)[rank_slice(items, rank, 4)]]
+        assert covered == list(range(items))
+
+
+def test_a_global_batch_that_cannot_be_divided_among_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="global_batch_size=6"):
+        ShardedDataIterator(100, global_batch_size=6, seed=0, rank=0, world_size=4)

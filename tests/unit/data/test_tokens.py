@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing as mp
 import os
 import pickle
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +36,21 @@ from dpr.storage.steps import Steps
 from tests.helpers.tiny import encoder_folder, make_samples
 
 PLAIN = DataSetSettings()
+ASKED = DataSetSettings(special_token="[unused1]", query_special_suffix="?", selector=1)
+ALL_OPTIONS = replace(ASKED, shuffle_positives=True, normalize=True, exclude_gold=True)
+
+
+def with_scores(sample: TrainingSample, row: int) -> TrainingSample:
+    """The same passage has another score of the teacher in every row; some have none."""
+
+    def scored(listed: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        scores = [
+            None if (row + place) % 4 == 3 else math.sin(17 * row + place) for place in range(len(listed))
+        ]
+        return tuple(replace(one, teacher_score=score) for one, score in zip(listed, scores, strict=True))
+
+    lists = ("positives", "hard_negatives", "other_negatives")
+    return replace(sample, **{name: scored(getattr(sample, name)) for name in lists})
 
 
 def many_samples(count: int = 60) -> list[TrainingSample]:
@@ -52,7 +70,9 @@ def many_samples(count: int = 60) -> list[TrainingSample]:
         samples[row] = TrainingSample(
             samples[0].question, samples[row].positives, samples[row].hard_negatives
         )
-    return samples
+    last_part = 2 * count // 3
+    scored_samples = [with_scores(sample, row) for row, sample in enumerate(samples[:last_part])]
+    return [*scored_samples, *samples[last_part:]]
 
 
 @pytest.fixture
@@ -101,15 +121,11 @@ def values(batch: BiEncoderBatch) -> list[Any]:
     parts = [batch.questions, batch.contexts]
     tensors = [getattr(part, name) for part in parts for name in ("tokens", "lengths", "position")]
     names = (
-        "context_row",
-        "context_valid",
-        "context_ids",
-        "positive_idx",
-        "known_positive_ids",
-        "known_positive_valid",
-        "loss_weights",
+        "context_row context_valid context_ids positive_idx known_positive_ids known_positive_valid".split()
     )
-    tensors += [getattr(batch, name) for name in names]
+    tensors += [getattr(batch, name) for name in [*names, "loss_weights"]]
+    if batch.teacher_scores is not None:
+        tensors.append(batch.teacher_scores.nan_to_num(9.0))
     return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [
         batch.rows,
         batch.datasets,
@@ -122,17 +138,7 @@ def values(batch: BiEncoderBatch) -> list[Any]:
     [
         (PLAIN, {"seed": 1}),
         (PLAIN, {}),
-        (
-            DataSetSettings(
-                special_token="[unused1]",
-                query_special_suffix="?",
-                selector=1,
-                shuffle_positives=True,
-                normalize=True,
-                exclude_gold=True,
-            ),
-            {"seed": 1},
-        ),
+        (ALL_OPTIONS, {"seed": 1}),
         (DataSetSettings(query_prefix="ba bo: ", passage_prefix="be bi: "), {}),
         (
             DataSetSettings(passage_prefix="be bi: ", normalize=True),
@@ -141,15 +147,7 @@ def values(batch: BiEncoderBatch) -> list[Any]:
         (PLAIN, {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
         (PLAIN, {"seed": 2, "augmentation": Augmentation(crop_tokens=7, mask_probability=0.3)}),
     ],
-    ids=[
-        "training",
-        "validation",
-        "all options",
-        "prefixes",
-        "prefix, cropped",
-        "cropped",
-        "cropped and masked",
-    ],
+    ids="training,validation,all options,prefixes,prefix and crop,cropped,cropped and masked".split(","),
 )
 def test_batches_are_those_of_the_text(
     text: TrainingSet,
@@ -171,8 +169,10 @@ def test_batches_are_those_of_the_text(
 
     monkeypatch.setattr(type(tensorizer.tokenizer), "__call__", tokenise)
     found = batches(source, tensorizer, options, **collating)
-    assert len(found) == 20
-    assert [values(batch) for batch in found] == [values(batch) for batch in expected]
+    assert len(found) == 20 and any(batch.teacher_scores is not None for batch in found)
+    assert list(map(values, found)) == list(map(values, expected))
+    parts = sorted(Path(source._folder).glob("part-*"))
+    assert [np.load(part / "scores.npy").size > 0 for part in parts] == [True, True, False]
 
 
 def test_one_store_serves_every_sequence_length(
@@ -181,10 +181,15 @@ def test_one_store_serves_every_sequence_length(
     stored(text, tensorizer)
     short = Tensorizer(tensorizer.tokenizer, sequence_length=5)
     source = stored(text, short, build=False)
-    assert [values(batch) for batch in batches(source, short, PLAIN)] == [
-        values(batch) for batch in batches(text, short, PLAIN)
-    ]
+    assert_as_text(source, text, short)
     assert store_folder(tmp_path)
+
+
+def assert_as_text(
+    source: Any, text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings = PLAIN
+) -> None:
+    found, expected = (batches(each, tensorizer, options) for each in (source, text))
+    assert list(map(values, found)) == list(map(values, expected))
 
 
 def written_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -229,9 +234,7 @@ def test_what_changes_tokens_makes_another_store(
     assert not isinstance(open_tokens(text, tensorizer, options, build=False), StoredTokens)
     second = stored(text, tensorizer, options)
     assert first._folder != second._folder
-    assert [values(batch) for batch in batches(second, tensorizer, options)] == [
-        values(batch) for batch in batches(text, tensorizer, options)
-    ]
+    assert_as_text(second, text, tensorizer, options)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "a byte", "no manifest", "another's part"])
@@ -257,9 +260,7 @@ def test_damage_found_at_opening_is_repaired_and_good_parts_are_kept(
     source = stored(text, tensorizer)
     # Without the manifest nothing says what the parts were.
     assert written == (PARTS if damage == "no manifest" else ["part-00001"])
-    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
-        values(batch) for batch in batches(text, tensorizer, PLAIN)
-    ]
+    assert_as_text(source, text, tensorizer)
     assert verify_folder(folder) == []
 
 
@@ -361,16 +362,14 @@ def test_large_vocabularies_take_32_bits(
 ) -> None:
     monkeypatch.setattr(Tensorizer, "largest_id", property(lambda self: 70_000))
     source = stored(text, tensorizer)
-    assert read_manifest(source._folder)["metadata"]["made_of"]["bits"] == 32
-    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
-        values(batch) for batch in batches(text, tensorizer, PLAIN)
-    ]
+    made_of = read_manifest(source._folder)["metadata"]["made_of"]
+    assert (made_of["bits"], made_of["layout"]) == (32, 6)
+    assert_as_text(source, text, tensorizer)
 
 
 def test_what_is_sent_to_workers_that_are_spawned_makes_the_same_batches(
     text: TrainingSet, tensorizer: Tensorizer
 ) -> None:
     """As on Windows and macOS, where workers are not forked and everything they need is sent to them."""
-    source, expected = stored(text, tensorizer), batches(text, tensorizer, PLAIN)
-    sent, other = pickle.loads(pickle.dumps((source, tensorizer)))
-    assert [values(batch) for batch in batches(sent, other, PLAIN)] == [values(batch) for batch in expected]
+    sent, other = pickle.loads(pickle.dumps((stored(text, tensorizer), tensorizer)))
+    assert_as_text(sent, text, other)

@@ -89,18 +89,6 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
 
 
 def test_no_passage_of_a_known_document_competes() -> None:
-    """Slots 0, 2 and 3 hold document 5, slot 3 repeats slot 0; the second question knows one passage beside."""
-    ids = torch.tensor([[5, 1], [6, 1], [5, 2], [5, 1], [7, 1]])
-    known = torch.tensor([[[5, WHOLE_DOCUMENT], [0, 0]], [[7, 1], [6, WHOLE_DOCUMENT]]])
-    valid = torch.tensor([[True, False], [True, True]])
-    scores = torch.tensor([[3, 1, 2, 3, 5], [1, 4, 2, 3, 7]])
-    candidates = find_candidates(
-        "distinct", torch.tensor([2, 1]), torch.ones(5, dtype=torch.bool), ids, known, valid
-    )
-    assert (candidates.mask_(scores.double()) == MASKED_SCORE).tolist() == [
-        [True, False, False, True, False],
-        [False] * 3 + [True] * 2,
-    ]
     for seed in range(20):  # as comparing one by one
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, 4, (9, 2), generator=generator)

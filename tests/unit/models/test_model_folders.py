@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,14 @@ import torch
 from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats import checkpoints, model_folder
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShard
 from dpr.jobs import embed
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
-from dpr.storage import durable
-from dpr.storage.untrusted import read_json
 from tests.helpers.jobs import search
-from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, tiny_model
+from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
 
 PASSAGES = [
     Passage(" ".join(WORDS[start : start + 5 + start]), "ba be" if start % 2 else "", f"p{start}")
@@ -127,27 +123,6 @@ def test_a_folder_of_sentence_transformers_states_pooling_normalisation_and_leng
         plain_vectors(folder, pooling="mean", normalize=True, length=9),
         atol=1e-6,
     )
-
-
-@pytest.mark.parametrize("kind", ["own", "plain", "sentence-transformers"])
-def test_each_file_of_a_folder_is_parsed_once(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = written(tmp_path / "model")
-    if kind == "own":
-        tiny_model(tmp_path / "bert").save(folder, overwrite=True)
-    elif kind == "sentence-transformers":
-        as_sentence_transformers(folder, "Pooling", sentence_bert_config={"max_seq_length": 9})
-    parsed = Counter[Path]()
-
-    def counted(path: Path) -> Any:
-        parsed[path] += 1
-        return read_json(path)
-
-    for module in (checkpoints, durable, model_folder):
-        monkeypatch.setattr(module, "read_json", counted)
-    BiEncoder.load(folder)
-    assert len(parsed) > 1 and set(parsed.values()) == {1}
 
 
 @pytest.mark.parametrize(

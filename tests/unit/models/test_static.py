@@ -21,6 +21,7 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.command_settings import TrainCommand
 from dpr.training.compute import graph_bytes_per_token
 from tests.helpers.tiny import VOCABULARY, encoder_folder, static_folder, tiny_model
+from tests.helpers.training import assert_near, encoded
 
 BATCH = TokenBatch.from_lists([[5, 9, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41, 9]])
 
@@ -36,19 +37,9 @@ def test_packed_equals_padded_in_vectors_and_gradients(tmp_path: Path, pooling: 
         )
         tower = model.tower(side)
         assert tower.is_packed == packed
-        vectors = tower(BATCH)
-        (
-            vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)
-        ).sum().backward()
-        results.append(
-            [
-                vectors.detach(),
-                *(weight.grad.to_dense() for weight in tower.parameters() if weight.grad is not None),
-            ]
-        )
+        results.append(encoded(tower, BATCH))
     assert len(results[0]) == (3 if pooling in ("idf", "idf_sqrt") else 2)
-    for packed_tensor, padded_tensor in zip(*results, strict=True):
-        torch.testing.assert_close(packed_tensor, padded_tensor, rtol=0, atol=1e-13)
+    assert_near(*results, 1e-13)
 
 
 def test_a_vector_is_the_mean_of_rows_times_idf(tmp_path: Path) -> None:

@@ -15,12 +15,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core import distributed
-from dpr.core.batch import Temperature
 from dpr.core.distributed import current_ranks, start_gather
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
-from dpr.training.global_batch_gather import GlobalBatchGather
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
 from tests.helpers.processes import run_on_ranks
@@ -166,30 +164,3 @@ def rows_left_after_a_step() -> int:
 
 def test_gathered_vectors_are_freed_with_their_step() -> None:
     assert run_on_ranks(rows_left_after_a_step, 2) == [0, 0]
-
-
-class Needing(BiEncoderNllLoss):
-    """The NLL, asking for other inputs."""
-
-    def __init__(self, *needs: str) -> None:
-        super().__init__()
-        self.needs = frozenset(needs)
-
-
-def sizes_of_inputs(folder: Path) -> list[tuple[int, ...]]:
-    """The lengths of questions, contexts and ids in the global batch, by what a loss needs."""
-    model = tiny_model(folder)
-    batch = batch_for(model, 4)
-    sizes = []
-    for needs in ([], ["questions"], ["contexts"]):
-        gather = GlobalBatchGather(batch, Needing(*needs), current_ranks())
-        gather.start(torch.zeros(len(batch.contexts), 2))
-        found = gather.global_batch(torch.zeros(len(batch), 2), Temperature())
-        slots = len(batch.context_ids)
-        sizes.append((len(found.questions) // 4, len(found.contexts) // slots, len(found.ids) // slots))
-    return sizes
-
-
-def test_inputs_come_from_all_ranks_if_needed_and_identities_with_the_contexts(tmp_path: Path) -> None:
-    expected = [(1, 1, 1), (2, 1, 1), (1, 2, 2)]
-    assert run_on_ranks(sizes_of_inputs, 2, encoder_folder(tmp_path / "encoder")) == [expected, expected]

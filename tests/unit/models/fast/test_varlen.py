@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import BertConfig
 
-from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder
 from dpr.models.fast import varlen
-from dpr.models.fast.attention import AttentionOptions, PackedLayout
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import assert_near, assert_same_bits, encoded, make_trainer
 from tests.helpers.varlen import Call, on_any_device, reference
 from tests.unit.models.fast.test_packing import CONFIGS, LENGTHS, SMALL, batch_of
 
@@ -39,27 +36,6 @@ def tower_of(
         pooling=pooling,
         attention="varlen",
     )
-
-
-def vectors_and_gradients(tower: Encoder, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    tower.zero_grad()
-    vectors = tower(batch)
-    vectors.square().sum().backward()
-    return vectors.detach(), {
-        name: value.grad.clone() for name, value in tower.named_parameters() if value.grad is not None
-    }
-
-
-def assert_same(
-    found: tuple[Tensor, dict[str, Tensor]],
-    expected: tuple[Tensor, dict[str, Tensor]],
-    *,
-    atol: float = 1e-11,
-) -> None:
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=atol)
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=atol, msg=name)
 
 
 def as_sdpa(tower: Encoder) -> Encoder:
@@ -83,12 +59,12 @@ def test_vectors_and_gradients_are_those_of_sdpa(
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     tower, batch = tower_of(CONFIGS[name], pooling=pooling).double(), batch_of(LENGTHS)
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        found = vectors_and_gradients(tower, batch)
+        found = encoded(tower, batch)
     assert len(calls) == (3 if (name, pooling) == ("modernbert", "cls") else 6), (
         "two layers of three packs, but a local one for tokens read"
     )
-    assert_same(found, vectors_and_gradients(as_sdpa(tower), batch))
-    assert float(max(gradient.abs().max() for gradient in found[1].values())) > 1e-3
+    assert_near(found, encoded(as_sdpa(tower), batch), 1e-11)
+    assert float(max(tensor.abs().max() for name, tensor in found.items() if name != "vectors")) > 1e-3
 
 
 def test_a_last_layer_for_the_tokens_read_asks_for_one_query_a_sequence(
@@ -118,33 +94,13 @@ def test_local_layers_have_a_window_and_for_a_token_read_go_through_sdpa(
     assert windows == [[(-1, -1), (4, 4)], [(-1, -1)]], "local_attention=8 reaches 4 tokens to either side"
 
 
-@pytest.mark.parametrize(("scaling", "window"), [(None, 3), (0.5, 100), (0.5, None)])
-def test_a_layer_has_its_own_scale_and_window(
-    scaling: float | None, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = sorted(LENGTHS, reverse=True)
-    q, k, v = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64) for _ in range(3))
-    read, position = (
-        torch.randn(1, 2, len(lengths), 8, dtype=torch.float64),
-        torch.tensor([length // 2 for length in lengths]),
-    )
-    options = AttentionOptions(0.0, scaling, window, False)
-    with on_any_device(monkeypatch):
-        found, expected = (
-            (layout.attend(q, k, v, options), layout.attend(read, k, v, options, position))
-            for layout in (kind.build(lengths, q.device) for kind in (varlen.VarlenLayout, PackedLayout))
-        )
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
 def test_the_stray_sep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of(CONFIGS["bert"]).double(), batch_of(LENGTHS)
     tower.attend_to_last(2, 49)
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        found = vectors_and_gradients(tower, batch)
+        found = encoded(tower, batch)
     assert calls[0].num_queries == sum(LENGTHS) + len(LENGTHS)
-    assert_same(found, vectors_and_gradients(as_sdpa(tower), batch))
+    assert_near(found, encoded(as_sdpa(tower), batch), 1e-11)
 
 
 @pytest.mark.parametrize("dtype", varlen.DTYPES)
@@ -152,15 +108,17 @@ def test_under_autocast_the_kernel_gets_half_precision(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower, batch = tower_of(CONFIGS["modernbert"]), batch_of(LENGTHS)
-    exact, _ = vectors_and_gradients(as_sdpa(tower), batch)
+    exact = encoded(as_sdpa(tower), batch)["vectors"]
     with torch.autocast("cpu", dtype=dtype):
-        sdpa, _ = vectors_and_gradients(tower, batch)
+        sdpa = encoded(tower, batch)["vectors"]
         tower.fast = replace(tower.fast, attention="varlen")
         with on_any_device(monkeypatch) as calls:
-            found, gradients = vectors_and_gradients(tower, batch)
+            found = encoded(tower, batch)
     assert calls and {call.dtype for call in calls} == {dtype}
-    assert found.dtype == torch.float32 and all(gradient.isfinite().all() for gradient in gradients.values())
-    assert float((found - exact).norm()) < 2 * float((sdpa - exact).norm())
+    assert found["vectors"].dtype == torch.float32 and all(
+        tensor.isfinite().all() for tensor in found.values()
+    )
+    assert float((found["vectors"] - exact).norm()) < 2 * float((sdpa - exact).norm())
 
 
 def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +132,9 @@ def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.Mon
             if checkpointed:
                 tower.backbone.gradient_checkpointing_enable({"use_reentrant": False})
             torch.manual_seed(7)
-            results.append(vectors_and_gradients(tower, batch))
+            results.append(encoded(tower, batch))
     assert len(calls) == 2 + 4, "each layer's attention was computed again"
-    assert_same(results[1], results[0], atol=0)
+    assert_same_bits(results[1], results[0])
 
 
 def test_training_takes_the_steps_it_takes_with_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
