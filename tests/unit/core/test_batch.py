@@ -42,9 +42,7 @@ def values(batch: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_known", [0, 2])
-def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(
-    num_known: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_comes_from_a_worker_as_it_was(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         monkeypatch.setattr(
             torch.UntypedStorage, name, lambda *_: pytest.fail("a tensor went into shared memory")

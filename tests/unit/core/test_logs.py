@@ -135,7 +135,7 @@ def lines_of(
     return [record.getMessage().split(",")[0] for record in caplog.records]
 
 
-def test_of_several_at_a_time_the_first_is_shown(
+def test_the_first_of_several_is_shown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = (item for _ in range(2) for item in counted("ab", "inner", unit="letters"))

@@ -53,9 +53,7 @@ def test_ranks_that_do_not_answer_are_named(store: dist.Store) -> None:
     assert store.get("dpr/roll-call/0/0") == b"lost at step 12"
 
 
-def test_a_store_that_is_slow_to_answer_is_asked_again(
-    store: dist.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_store_is_asked_again(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = socket.create_connection
     failures = [TimeoutError("timed out"), dist.DistNetworkError("timed out")]
 
@@ -69,9 +67,7 @@ def test_a_store_that_is_slow_to_answer_is_asked_again(
     assert not failures
 
 
-def test_all_that_are_missing_are_listed_in_this_start_of_the_group(
-    store: dist.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_miss_this_start_are_listed(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.set("dpr/roll-call/0/1", "lost")  # of the group before the launcher started it again
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert message_of(CUT).startswith("ranks 1, 2 of 3 died")
@@ -98,10 +94,7 @@ def end_of_one_alone(error: Exception) -> str:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            InputError("no vector of the passage 'p9'", file="v_0.npy"),
-            "v_0.npy: no vector of the passage 'p9'",
-        ),
+        (InputError("no vector of 'p9'", file="v_0.npy"), "v_0.npy: no vector of 'p9'"),
         (KeyError("p9"), "KeyError: 'p9'"),
     ],
     ids=["InputError", "KeyError"],
@@ -112,7 +105,7 @@ def test_the_others_name_what_one_rank_alone_has_raised(error: Exception, reason
     assert own == f"{type(error).__name__}: {error}"
 
 
-def test_where_the_store_is_gone_the_launcher_is_suspected(
+def test_without_a_store_the_launcher_is_suspected(
     store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:

@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_home_folder_is_meant_unless_something_has_that_very_name(
+def test_the_home_folder_is_meant_unless_a_file_has_that_name(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("~notes.jsonl").touch()

@@ -43,7 +43,7 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 @given(
     title=texts, body=texts, length=st.integers(24, 40), limit=st.integers(24, 40), seed=st.integers(0, 99)
 )
-def test_stored_passages_become_the_tokens_of_their_text(
+def test_stored_passages_become_tokens_of_texts(
     kind: str, text: TextSettings, title: str, body: str, length: int, limit: int, seed: int
 ) -> None:
     tensorizer, passage = tensorizer_of(kind, text, sequence_length=length), Passage(body, title)
@@ -106,10 +106,7 @@ def test_the_apostrophe_rule_is_the_models() -> None:
 
 
 def test_a_prompt_that_would_be_cut_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"encoder.question_length=5 leaves no room behind the 3 tokens of encoder.query_prompt.* 6 or",
-    ):
+    with pytest.raises(ConfigError, match=r"question_length=5 .* 3 tokens of encoder.query_prompt.* 6 or"):
         tensorizer_of("bert", TEXT, question_length=5)
     with pytest.raises(ConfigError, match=r"encoder.sequence_length=5 .* encoder.passage_prompt.* 6 or more"):
         tensorizer_of("bert", TextSettings(passage_prompt="bi "), sequence_length=5)
@@ -137,10 +134,5 @@ def test_a_template_that_is_none_is_refused(template: str) -> None:
 def test_a_prefix_beside_a_prompt_must_repeat_it() -> None:
     assert TEXT.agreed_prefix("ba be: ", TEXT.query_prompt, key="query_prefix") is None
     assert TextSettings().agreed_prefix("ba be: ", "", key="query_prefix") == "ba be: "
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"query_prefix='bo bu ', but the model was trained with 'ba be: ' there.*, name it by prompt=web"
-        ),
-    ):
+    with pytest.raises(ConfigError, match=r"query_prefix='bo bu ', but .* 'ba be: ' .*name it by prompt=web"):
         TEXT.agreed_prefix("bo bu ", TEXT.query_prompt, key="query_prefix")

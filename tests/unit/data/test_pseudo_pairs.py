@@ -193,9 +193,7 @@ def test_no_question_of_the_document_competes_for_a_passage(corpus: Path, tensor
 
 
 @pytest.mark.parametrize(("share", "are_documents"), [(0.5, False), (0.05, True)])
-def test_a_title_that_many_passages_have_is_no_document(
-    tmp_path: Path, share: float, are_documents: bool
-) -> None:
+def test_a_title_of_many_passages_is_no_document(tmp_path: Path, share: float, are_documents: bool) -> None:
     rows = [
         {"title": "Bo" if number < share * 200 else f"Bo {number}", "text": f"ba be {number}"}
         for number in range(200)
@@ -346,7 +344,7 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
         PseudoPairs(one, held_back=0.1, held_only=True)
 
 
-def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
+def test_what_changes_texts_is_cut_from_them(
     corpus: Path, tensorizer: Tensorizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = PseudoPairs(corpus)

@@ -18,8 +18,12 @@ from dpr.data.loader import cut_into_batches
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import normalize_passage, normalize_question
+from dpr.data.tokenizer_files import append_end_token
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from tests.helpers.decoders import BEGIN, END, KINDS, VOCABULARY, byte_tokenizer, decoder_folder
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
-from tests.unit.data.test_joining import fast_tokenizer
+from tests.unit.data.test_joining import fast_tokenizer, stored
 
 CLS, SEP, MASK = (VOCABULARY.index(token) for token in ("[CLS]", "[SEP]", "[MASK]"))
 
@@ -55,7 +59,7 @@ def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(fol
 
 
 @pytest.mark.parametrize("length", [3, 5, 12])
-def test_a_long_title_is_cut_as_the_tokenizer_cuts_it_without_asking_it_to(
+def test_a_long_title_is_cut_as_by_the_tokenizer(
     folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two long parts the tokenizer makes every pair of windows."""
@@ -91,9 +95,7 @@ def test_prefix_and_suffix(folder: Path) -> None:
     assert known.question_text("ba be?", suffix="?") == "ba be?"
 
 
-def test_special_tokens_take_unused_slots_are_never_split_and_survive_saving(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_special_tokens_take_unused_slots_and_survive_saving(folder: Path, tmp_path: Path) -> None:
     special = tensorizer(folder, special_tokens=["[Qa]", "[Qb]"])
     expected = [[CLS, 1, *ids("ba"), 2, SEP]]
     assert special.question_tokens(["ba [Qb]"], prefix="[Qa] ") == expected
@@ -115,9 +117,7 @@ def test_selectors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("selector", [1000, 12, -1, True, False, 1.5, "", "[nope]", [0]])
-def test_a_selector_that_is_no_position_of_a_question_and_no_token_is_refused(
-    folder: Path, selector: Any
-) -> None:
+def test_a_selector_that_is_no_position_and_no_token_is_refused(folder: Path, selector: Any) -> None:
     small = tensorizer(folder)
     with pytest.raises(ConfigError, match="selector="):
         small.representation_positions(small.question_tokens(["ba be"]), selector)
@@ -213,24 +213,16 @@ def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
 @pytest.mark.parametrize(
     ("kind", "pair", "single"), [("bert", 3, 2), ("roberta", 4, 2), ("t5", 2, 1), ("gpt2", 0, 0)]
 )
-def test_a_length_that_special_tokens_exceed_is_refused_and_others_are_kept(
-    kind: str, pair: int, single: int
-) -> None:
+def test_a_length_that_special_tokens_exceed_is_refused(kind: str, pair: int, single: int) -> None:
     least = max(pair, 1)
     made = Tensorizer(fast_tokenizer(kind), sequence_length=least, question_length=max(single, 1))
     assert len(made.passage_tokens([Passage("ba be", "bi bo")])[0]) == least
     assert len(made.question_tokens(["ba be"])[0]) == max(single, 1)
     if pair:
-        with pytest.raises(
-            ConfigError,
-            match=f"sequence_length={pair - 1} is less than the {pair} special tokens of a title and",
-        ):
+        with pytest.raises(ConfigError, match=f"{pair - 1} is less than the {pair} special tokens"):
             Tensorizer(fast_tokenizer(kind), sequence_length=pair - 1)
     if single > 1:
-        with pytest.raises(
-            ConfigError,
-            match=f"question_length={single - 1} is less than the {single} special tokens of a question",
-        ):
+        with pytest.raises(ConfigError, match=f"{single - 1} is less than the {single} special tokens"):
             Tensorizer(fast_tokenizer(kind), sequence_length=8, question_length=single - 1)
 
 
@@ -272,3 +264,82 @@ def test_an_expression_without_end_is_one_line(tmp_path: Path) -> None:
     assert made.question_tokens(["ba"])
     with pytest.raises(InputError, match="the tokenizer fails on a text"):
         made.question_tokens(["a" * 60 + "!"])
+
+
+EOS = VOCABULARY[END]
+PASSAGES = [
+    Passage("abcdefghijkl"),
+    Passage("xyz" * 9, "title"),
+    Passage("xyz", "a title that is long"),
+    Passage(""),
+    Passage("b"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [4, 9, 40])
+def test_an_end_token_survives_truncation(kind: str, length: int) -> None:
+    tokenizer = byte_tokenizer(kind)
+    append_end_token(tokenizer)
+    tensorizer = Tensorizer(tokenizer, sequence_length=length)
+    found = [*tensorizer.question_tokens(["abcdefghijkl", "a", ""]), *tensorizer.passage_tokens(PASSAGES)]
+    assert all(tokens[-1] == EOS and tokens.count(EOS) == 1 and len(tokens) <= length for tokens in found)
+    assert (
+        found[0][:-1]
+        == [*([VOCABULARY[BEGIN]] if kind == "llama" else []), *range(VOCABULARY["a"], VOCABULARY["m"])][
+            : length - 1
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_put_there_once_and_stored_with_the_tokenizer(kind: str, tmp_path: Path) -> None:
+    byte_tokenizer(kind).save_pretrained(str(tmp_path / "plain"))
+    first = Tensorizer.load(tmp_path / "plain", sequence_length=9, append_eos=True)
+    first.save(tmp_path)
+    for again in (True, False):
+        second = Tensorizer.load(tmp_path, sequence_length=9, append_eos=again)
+        assert second.passage_tokens(PASSAGES) == first.passage_tokens(PASSAGES)
+        assert second.fingerprint == first.fingerprint
+    plain = Tensorizer.load(tmp_path / "plain", sequence_length=9)
+    assert (plain.fingerprint == first.fingerprint) == (kind == "qwen3 embedding")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_a_store_and_random_windows_end_with_it_too(kind: str) -> None:
+    tokenizer = byte_tokenizer(kind)
+    append_end_token(tokenizer)
+    tensorizer = Tensorizer(tokenizer, sequence_length=9)
+    joined = tensorizer.passage_tokens([stored(tensorizer, passage) for passage in PASSAGES])
+    assert joined == tensorizer.passage_tokens(PASSAGES)
+    for passage in PASSAGES:
+        assert tensorizer.cropped_passage_tokens(passage, 9, np.random.default_rng(0))[-1] == EOS
+
+
+def test_tokenizers_without_one_and_of_other_kinds_are_refused_and_bert_has_its_own() -> None:
+    with pytest.raises(ConfigError, match="has no end token"):
+        append_end_token(byte_tokenizer(eos_token=None, pad_token=None))
+    with pytest.raises(ConfigError, match="adds special tokens by RobertaProcessing"):
+        append_end_token(fast_tokenizer("roberta", eos_token="[MASK]"))
+    bert = fast_tokenizer("bert", eos_token="[SEP]")
+    before = bert.backend_tokenizer.to_str()
+    append_end_token(bert)
+    assert bert.backend_tokenizer.to_str() == before
+
+
+def test_a_decoder_that_is_read_at_its_last_token_needs_one(tmp_path: Path) -> None:
+    folder = str(decoder_folder(tmp_path / "decoder"))
+    settings = {"pooling": "last", "sequence_length": 16, "shared": True}
+    with pytest.raises(ConfigError, match=r"set encoder\.append_eos=true"):
+        BiEncoder.from_pretrained(folder, EncoderSettings(**settings), pretrained=False)
+    model = BiEncoder.from_pretrained(
+        folder, EncoderSettings(**settings, append_eos=True), pretrained=False
+    ).eval()
+    assert model.question_model.is_packed
+    model.save(tmp_path / "saved")
+    loaded = BiEncoder.load(tmp_path / "saved")
+    assert loaded.settings.append_eos and loaded.fingerprint == model.fingerprint
+    texts = ["a text that is longer than sixteen tokens", "short", ""]
+    assert np.array_equal(loaded.encode(texts), model.encode(texts))
+    ends = decoder_folder(tmp_path / "with an end", "qwen3 embedding")
+    BiEncoder.from_pretrained(str(ends), EncoderSettings(**settings), pretrained=False)

@@ -150,9 +150,7 @@ def test_another_file_of_the_tokenizer_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.4.0.json").write_bytes((tmp_path / "tokenizer.json").read_bytes())
     check_tokenizer_files(tmp_path)
     change(tmp_path, "tokenizer.4.0.json", normalizer=GREEDY)
-    with pytest.raises(
-        InputError, match=r"tokenizer\.4\.0\.json: its steps can make 1,998 characters of one"
-    ):
+    with pytest.raises(InputError, match=r"tokenizer\.4\.0\.json: its steps can make 1,998"):
         check_tokenizer_files(tmp_path)
 
 

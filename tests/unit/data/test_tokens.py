@@ -36,6 +36,7 @@ from dpr.storage.steps import Steps
 from tests.helpers.tiny import encoder_folder, make_samples
 
 PLAIN = DataSetSettings()
+CROPPED = Augmentation(crop_tokens=8)
 ASKED = DataSetSettings(special_token="[unused1]", query_special_suffix="?", selector=1)
 ALL_OPTIONS = replace(ASKED, shuffle_positives=True, normalize=True, exclude_gold=True)
 
@@ -140,12 +141,9 @@ def values(batch: BiEncoderBatch) -> list[Any]:
         (PLAIN, {}),
         (ALL_OPTIONS, {"seed": 1}),
         (DataSetSettings(query_prefix="ba bo: ", passage_prefix="be bi: "), {}),
-        (
-            DataSetSettings(passage_prefix="be bi: ", normalize=True),
-            {"seed": 1, "augmentation": Augmentation(crop_tokens=8)},
-        ),
-        (PLAIN, {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
-        (PLAIN, {"seed": 2, "augmentation": Augmentation(crop_tokens=7, mask_probability=0.3)}),
+        (DataSetSettings(passage_prefix="be bi: ", normalize=True), {"seed": 1, "augmentation": CROPPED}),
+        (PLAIN, {"seed": 1, "augmentation": CROPPED}),
+        (PLAIN, {"seed": 2, "augmentation": replace(CROPPED, mask_probability=0.3)}),
     ],
     ids="training,validation,all options,prefixes,prefix and crop,cropped,cropped and masked".split(","),
 )
@@ -175,9 +173,7 @@ def test_batches_are_those_of_the_text(
     assert [np.load(part / "scores.npy").size > 0 for part in parts] == [True, True, False]
 
 
-def test_one_store_serves_every_sequence_length(
-    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path
-) -> None:
+def test_a_store_serves_every_length(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
     stored(text, tensorizer)
     short = Tensorizer(tensorizer.tokenizer, sequence_length=5)
     source = stored(text, short, build=False)
@@ -357,7 +353,7 @@ def test_a_tokenizer_that_joins_by_a_rule_of_its_own_is_found_out(
     assert "an unknown rule" in caplog.text
 
 
-def test_large_vocabularies_take_32_bits(
+def test_large_vocabularies(
     tmp_path: Path, text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tensorizer, "largest_id", property(lambda self: 70_000))
@@ -367,9 +363,7 @@ def test_large_vocabularies_take_32_bits(
     assert_as_text(source, text, tensorizer)
 
 
-def test_what_is_sent_to_workers_that_are_spawned_makes_the_same_batches(
-    text: TrainingSet, tensorizer: Tensorizer
-) -> None:
+def test_spawned_workers_make_the_same_batches(text: TrainingSet, tensorizer: Tensorizer) -> None:
     """As on Windows and macOS, where workers are not forked and everything they need is sent to them."""
     sent, other = pickle.loads(pickle.dumps((stored(text, tensorizer), tensorizer)))
     assert_as_text(sent, text, other)

@@ -68,9 +68,7 @@ def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
 
 
 @pytest.mark.parametrize("max_scores", [50, 1 << 20])
-def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_are_rounded(
-    max_scores: int,
-) -> None:
+def test_of_slots_with_one_passage_the_first_is_the_answer_despite_rounding(max_scores: int) -> None:
     """The original's rule, enumerated: the first of the highest scores, which are equal for equal vectors."""
     torch.manual_seed(0)
     num_first = 0

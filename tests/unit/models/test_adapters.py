@@ -138,9 +138,7 @@ def test_a_base_that_is_missing_or_another_is_refused_and_can_be_named(tmp_path:
     model = lora_model(tmp_path / "base").float().eval()
     model.save(tmp_path / "saved")
     (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(
-        CheckpointError, match=r"base, which cannot be loaded on this machine.*encoder\.pretrained_model_cfg"
-    ):
+    with pytest.raises(CheckpointError, match=r"base, which cannot be loaded.*encoder\.pretrained_model_cfg"):
         BiEncoder.load(tmp_path / "saved")
     assert (
         BiEncoder.load(tmp_path / "saved", pretrained_model_cfg=str(tmp_path / "moved")).fingerprint
@@ -171,10 +169,7 @@ def test_targets_are_names_of_linear_layers(targets: str, tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"encoder\.lora_targets=q_proj: q_proj is no linear layer of a BertModel; set it to all",
-    ):
+    with pytest.raises(ConfigError, match=r"q_proj is no linear layer of a BertModel; set it to all"):
         lora_model(tmp_path, lora_targets="q_proj")
     with pytest.raises(ConfigError, match="has no linear layers to adapt"):
         add_adapters(torch.nn.Embedding(4, 4), BaseModel("x", "y"), EncoderSettings(adapter="lora"))

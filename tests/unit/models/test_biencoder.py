@@ -1,7 +1,8 @@
-"""Towers, checkpoints, and the plain Python way of using a model."""
+"""Towers, checkpoints, cut vectors, and the plain Python way of using a model."""
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,17 @@ import torch
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.records import Passage
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
+from dpr.embedding.source import PassageSource
 from dpr.formats import checkpoints
+from dpr.formats.corpora import write_passages
+from dpr.formats.vector_shards import open_shards
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
-from tests.helpers.tiny import encoder_folder, tiny_model
+from dpr.retrieval.dense import fit_to_vectors
+from tests.helpers.tiny import encoder_folder, sentence, tiny_model
 
 TEXTS = ["ba be bi", "bo", "ca ce ci co cu da de di do du"]
 
@@ -30,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "settings", [{}, {"shared": True}, {"pooling": "mean", "normalize": True}, {"projection_dim": 5}]
 )
-def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(
+def test_a_saved_model_has_the_same_vectors(
     folder: Path, tmp_path: Path, settings: dict[str, object]
 ) -> None:
     model = tiny_model(folder, dtype=torch.float32, **settings)
@@ -48,9 +55,7 @@ def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(
 @pytest.mark.parametrize(
     ("key", "value"), [("hidden_act", "relu"), ("layer_norm_eps", 1e-3), ("hidden_dropout_prob", 0.3)]
 )
-def test_the_fingerprint_changes_with_what_of_the_config_decides_a_vector(
-    folder: Path, tmp_path: Path, key: str, value: object
-) -> None:
+def test_the_fingerprint_follows_the_config(folder: Path, tmp_path: Path, key: str, value: object) -> None:
     """So vectors that were embedded before are not searched with what the folder gives now."""
     model, other = tiny_model(folder), tiny_model(encoder_folder(tmp_path, **{key: value}))
     assert all(torch.equal(tensor, other.weights()[name]) for name, tensor in model.weights().items())
@@ -59,9 +64,7 @@ def test_the_fingerprint_changes_with_what_of_the_config_decides_a_vector(
     )
 
 
-def test_save_writes_a_folder_that_load_reads_and_never_overwrites_unasked(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_save_writes_a_folder_that_load_reads_and_overwrites_if_asked(folder: Path, tmp_path: Path) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     model.save(str(tmp_path / "model"))
     assert BiEncoder.load(tmp_path / "model").fingerprint == model.fingerprint
@@ -179,9 +182,7 @@ def test_missing_weights_are_an_error(folder: Path, tmp_path: Path) -> None:
     weights = load_file(str(tmp_path / "model.safetensors"))
     weights.pop("encoder.layer.1.output.dense.weight")
     save_file(weights, str(tmp_path / "model.safetensors"), metadata={"format": "pt"})
-    with pytest.raises(
-        InputError, match=r"1 weights of BertModel are missing.*layer\.1\.output\.dense\.weight"
-    ):
+    with pytest.raises(InputError, match=r"1 weights of BertModel.*layer\.1\.output\.dense\.weight"):
         load_backbone(str(tmp_path))
 
 
@@ -241,3 +242,43 @@ def test_encoding_takes_the_options_of_sentence_transformers(
 def test_wrong_settings_are_one_sentence(folder: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         BiEncoder.from_pretrained(str(folder), **given)
+
+
+SHORT = ["ba be bi", "ko ku", "sa"]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_cut_vector_is_the_prefix(tmp_path: Path, normalize: bool) -> None:
+    model = tiny_model(tmp_path, normalize=normalize, dtype=torch.float32)
+    whole, fingerprint = model.encode_passages(SHORT), model.fingerprint
+    model.keep_dimensions(16)
+    assert model.fingerprint == fingerprint, "all dimensions are those that it has"
+    model.keep_dimensions(5)
+    expected = whole[:, :5] / (np.linalg.norm(whole[:, :5], axis=1, keepdims=True) if normalize else 1)
+    np.testing.assert_allclose(model.encode_passages(SHORT), expected, rtol=1e-5)
+    assert model.dimension == 5 and model.fingerprint != fingerprint
+    with pytest.raises(ConfigError, match="dimensions=6, but the model's vectors have 5"):
+        model.keep_dimensions(6)
+
+
+def test_vectors_of_different_widths_never_meet(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "encoder", dtype=torch.float32).save(tmp_path / "model")
+    rng = random.Random(0)
+    write_passages(tmp_path / "corpus.tsv", [Passage(sentence(rng, 4), "", f"p{row}") for row in range(6)])
+
+    def embedded(dimensions: int, name: str) -> None:
+        config = EmbedConfig(out_file=str(tmp_path / name), dimensions=dimensions)
+        embed_shard(BiEncoder.load(tmp_path / "model"), PassageSource(tmp_path / "corpus.tsv"), config)
+
+    embedded(5, "narrow")
+    embedded(0, "whole")
+    with pytest.raises(InputError, match="holds finished vectors with dimension=5, this run has 7"):
+        embedded(7, "narrow")
+    with pytest.raises(InputError, match="made with another model than"):
+        open_shards([tmp_path / "narrow_0", tmp_path / "whole_0"])
+
+    model, shards = BiEncoder.load(tmp_path / "model"), open_shards([tmp_path / "narrow_0"])
+    fit_to_vectors(model, shards)
+    assert model.dimension == 5, "questions are cut as the passages are"
+    with pytest.raises(InputError, match="vectors of another model"):
+        fit_to_vectors(model, open_shards([tmp_path / "whole_0"]))

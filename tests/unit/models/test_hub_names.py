@@ -104,9 +104,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(
-        constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        address + "/{repo_id}/resolve/{revision}/{filename}",
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -141,7 +139,7 @@ def test_a_name_is_fetched_and_then_found_without_a_network(
     assert not Hub.asked
 
 
-def test_a_name_that_is_nothing_is_one_sentence(
+def test_a_name_of_nothing(
     model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CheckpointError, match="no such file or folder here, and the hub gives no such model"):
@@ -160,9 +158,7 @@ def test_a_name_that_is_nothing_is_one_sentence(
     assert not Hub.asked
 
 
-def test_commands_take_names(
-    model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands(model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The short ones of sentence-transformers, too; once fetched, without a network."""
     words = ["ba be bi", "bo bu ba", "be be bo", "bi bu bu"]
     lines = [

@@ -133,10 +133,7 @@ def test_each_reads_what_its_name_says() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        (
-            "median",
-            "encoder.pooling=median is not one of cls, mean, last, weighted_mean, idf",
-        ),
+        ("median", "encoder.pooling=median is not one of cls, mean, last, weighted_mean, idf"),
         ("mean+max", "encoder.pooling=mean.max is not one of"),
         (f"{HERE}:Missing", "has no Missing"),
         (f"{HERE}:Lacking", "it has no packed, token_read"),
@@ -151,17 +148,13 @@ def test_what_is_no_pooling_is_refused(name: str, reason: str) -> None:
     assert "encoder.pooling" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_names_it_too(
-    tmp_path: Path,
-) -> None:
+def test_code_that_a_checkpoint_names_is_imported_only_if_the_settings_name_it(tmp_path: Path) -> None:
     path = f"{HERE}:Learned"
     model = tiny_model(tmp_path / "encoder", pooling=path, projection_dim=5)
     model.save(tmp_path / "model")
     settings: Any = tmp_path / "model" / "encoder_settings.json"
     for given in (None, EncoderSettings(), EncoderSettings(pooling=f"{HERE}:Unlike")):
-        with pytest.raises(
-            CheckpointError, match=f"a file may not name code to run.*set encoder.pooling={path}"
-        ):
+        with pytest.raises(CheckpointError, match=f"a file may not name code.*set encoder.pooling={path}"):
             BiEncoder.load(tmp_path / "model", settings=given)
     assert path in settings.read_text()
     loaded = BiEncoder.load(tmp_path / "model", settings=EncoderSettings(pooling=path)).double()

@@ -80,7 +80,8 @@ def router(query: list[Any], document: list[Any]) -> Any:
     return modules.Router.for_query_document(query, document)
 
 
-MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
+Made = tuple[list[Any], dict[str, Any]]
+MODELS: dict[str, Callable[[Path], Made]] = {
     "mean, scaled": lambda path: ([body(path), pooling("mean"), modules.Normalize()], {}),
     "prompts": lambda path: ([body(path), pooling("mean")], {"prompts": PROMPTS}),
     "lengths of both sides": lambda path: (
@@ -224,86 +225,75 @@ def test_a_rule_for_apostrophes_of_questions_is_found_in_their_tokenizer(tmp_pat
     np.testing.assert_array_equal(*model.encode_questions(["don\u2019t ca", "don't ca"]))
 
 
-REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str]] = {
-    "activation": (
-        lambda path: ([body(path), pooling(), dense(activation_function=torch.nn.ReLU())], {}),
-        "activation_function of this Dense is .*ReLU.*, expected Identity or Tanh",
-    ),
-    "activation in the middle": (
-        lambda path: ([body(path), pooling(), modules.Dense(16, 16), dense()], {}),
-        "another Dense comes after",
-    ),
+def then(*parts: Any, **options: Any) -> Callable[[Path], Made]:
+    """A Transformer and its pooling before these modules."""
+    return lambda path: ([body(path), pooling(), *parts], options)
+
+
+def routed(second: Callable[[Path], list[Any]]) -> Callable[[Path], Made]:
+    """Questions by a Transformer and its pooling, passages by other modules."""
+    return lambda path: ([router([body(path), pooling()], second(path))], {})
+
+
+def by_modality(path: Path) -> Made:
+    parts = [body(path), pooling()]
+    routes = {"query": parts, "document": parts}
+    return [modules.Router(routes, route_mappings={(None, "text"): "query"})], {}
+
+
+def left_and_right(path: Path) -> Made:
+    return [modules.Router({"left": [body(path), pooling()], "right": [body(path, seed=1), pooling()]})], {}
+
+
+def without_prompts(path: Path) -> Made:
+    return [body(path), pooling("mean", include_prompt=False)], {"prompts": PROMPTS}
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Made], str]] = {
+    "activation": (then(dense(activation_function=torch.nn.ReLU())), "ReLU.*, expected Identity or Tanh"),
+    "activation in the middle": (then(modules.Dense(16, 16), dense()), "another Dense comes after"),
     "scaled, then projected": (
-        lambda path: ([body(path), pooling(), modules.Normalize(), dense()], {}),
-        "the modules are Transformer, Pooling, Normalize, Dense",
+        then(modules.Normalize(), dense()),
+        "are Transformer, Pooling, Normalize, Dense",
     ),
+    "other module": (then(modules.LayerNorm(16)), "the modules are Transformer, Pooling, LayerNorm"),
+    "residual connection": (then(dense(use_residual=True)), "use_residual is the boolean True"),
+    "similarity": (then(similarity="manhattan"), "the similarity is"),
+    "cut after scaling": (then(modules.Normalize(), truncate_dim=3), "truncate_dim is"),
     "token types": (
         lambda path: ([_marked(body(path)), pooling()], {}),
-        "its tokenizer gives the tokens of a text other types",
-    ),
-    "other module": (
-        lambda path: ([body(path), pooling(), modules.LayerNorm(16)], {}),
-        "the modules are Transformer, Pooling, LayerNorm",
+        "gives the tokens of a text other types",
     ),
     "prompts left out": (
-        lambda path: ([body(path), pooling("mean", include_prompt=False)], {"prompts": PROMPTS}),
-        r"1_Pooling/config.json: this Pooling leaves the tokens of prompts out of the vector",
+        without_prompts,
+        "1_Pooling/config.json: this Pooling leaves the tokens of prompts out",
     ),
     "poolings joined": (
         lambda path: ([body(path), pooling(["mean", "max"])], {}),
-        "this Pooling is by mean and max, expected one of cls, mean",
-    ),
-    "residual connection": (
-        lambda path: ([body(path), pooling(), dense(use_residual=True)], {}),
-        "use_residual is the boolean True",
-    ),
-    "similarity": (lambda path: ([body(path), pooling()], {"similarity": "manhattan"}), "the similarity is"),
-    "cut after scaling": (
-        lambda path: ([body(path), pooling(), modules.Normalize()], {"truncate_dim": 3}),
-        "truncate_dim is",
+        "this Pooling is by mean and max",
     ),
     "chat template": (
         lambda path: ([_chat(body(path, "decoder")), pooling("lasttoken", 32)], {}),
         "modality_config is an object",
     ),
-    "lower case by the library": (
+    "cut by the library": (
         lambda path: ([body(path, processing_kwargs={"text": {"max_length": 5}}), pooling()], {}),
         "processing_kwargs",
     ),
     "other tokenizers": (
-        lambda path: ([router([body(path), pooling()], [body(path, "bytes", seed=1), pooling()])], {}),
+        routed(lambda path: [body(path, "bytes", seed=1), pooling()]),
         "the tokenizers of questions and passages differ",
     ),
     "other sizes": (
-        lambda path: (
-            [router([body(path), pooling()], [body(path, seed=1, hidden_size=32), pooling(width=32)])],
-            {},
-        ),
+        routed(lambda path: [body(path, seed=1, hidden_size=32), pooling(width=32)]),
         r"its two encoders differ in hidden_size \(16 and 32\)",
     ),
     "other poolings": (
-        lambda path: ([router([body(path), pooling()], [body(path, seed=1), pooling("mean")])], {}),
+        routed(lambda path: [body(path, seed=1), pooling("mean")]),
         "pools or normalises questions and passages differently",
     ),
-    "other routes": (
-        lambda path: (
-            [modules.Router({"left": [body(path), pooling()], "right": [body(path, seed=1), pooling()]})],
-            {},
-        ),
-        "the routes are left, right",
-    ),
-    "routes by modality": (
-        lambda path: (
-            [
-                modules.Router(
-                    {"query": [part := body(path), pool := pooling()], "document": [part, pool]},
-                    route_mappings={(None, "text"): "query"},
-                )
-            ],
-            {},
-        ),
-        "route_mappings",
-    ),
+    "other routes": (left_and_right, "the routes are left, right"),
+    "routes by modality": (by_modality, "route_mappings"),
 }
 
 
@@ -396,9 +386,7 @@ def test_new_towers_take_what_the_folder_of_their_encoder_states(tmp_path: Path)
     assert (towers.settings.pooling, towers.settings.query_prompt) == ("last", "bo ")
     whole = BiEncoder.from_pretrained(str(tmp_path / "prompts" / "st"))
     assert whole.fingerprint == BiEncoder.load(tmp_path / "prompts" / "st").fingerprint
-    with pytest.raises(
-        ConfigError, match=r"whose encoder lies deeper, or which has two; set model_file=.* in its place"
-    ):
+    with pytest.raises(ConfigError, match="lies deeper, or which has two; set model_file="):
         build(tmp_path / "two towers" / "st")
 
 
@@ -412,9 +400,7 @@ def test_what_the_folder_says_holds_unless_it_is_set(tmp_path: Path) -> None:
         given = EncoderSettings(sequence_length=length)
         for door in (BiEncoder.load, BiEncoder, BiEncoder.from_pretrained):
             if length > 64:
-                with pytest.raises(
-                    ConfigError, match="sequence_length=256, but a BertModel has 64 positions"
-                ):
+                with pytest.raises(ConfigError, match="=256, but a BertModel has 64 positions"):
                     door(str(folder), settings=given)
                 continue
             model = door(str(folder), settings=given)

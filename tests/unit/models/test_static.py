@@ -19,7 +19,6 @@ from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequenci
 from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.command_settings import TrainCommand
-from dpr.training.compute import graph_bytes_per_token
 from tests.helpers.tiny import VOCABULARY, encoder_folder, static_folder, tiny_model
 from tests.helpers.training import assert_near, encoded
 
@@ -111,11 +110,6 @@ def test_a_folder_that_transformers_wrote_of_one_is_read(tmp_path: Path) -> None
         BiEncoder.from_pretrained(str(tmp_path), model.settings)
 
 
-def test_memory_is_counted_for_distinct_tokens(tmp_path: Path) -> None:
-    model = tiny_model(static_folder(tmp_path, width=64), shared=True, pooling="idf")
-    assert graph_bytes_per_token(model, length=20) >= 64 * 8  # a row in float64
-
-
 def test_without_frequencies_all_tokens_begin_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(static_folder(tmp_path / "uncounted", counted=False), shared=True, pooling="idf")
     assert "token weights of encoder.pooling=idf begin with 1" in caplog.text
@@ -153,7 +147,5 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         "static",
         str(encoder_folder(tmp_path / "bert")),
     )
-    with pytest.raises(
-        ConfigError, match="not the folder of a static encoder; make one with dpr new-encoder"
-    ):
+    with pytest.raises(ConfigError, match=r"not the folder of a static .*make one with dpr new-encoder"):
         build_model(config)

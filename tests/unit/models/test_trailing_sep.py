@@ -49,7 +49,7 @@ def models(folder: Path, *, packed: bool, **settings: Any) -> BiEncoder:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
-def test_vectors_and_gradients_are_those_of_the_padded_window_and_a_mean_leaves_the_token_out(
+def test_vectors_and_gradients_are_those_of_the_padded_window(
     tmp_path: Path, packed: bool, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)

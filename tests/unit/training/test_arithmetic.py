@@ -98,11 +98,7 @@ def started_from(folder: Path, **changes: Any) -> BiEncoderTrainer:
 
 
 def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_checkpoint(folder: Path) -> None:
-    varlen = {
-        "encoder.attention": "varlen",
-        "encoder.attention_dropout": 0.0,
-        "train.precision": "bf16",
-    }
+    varlen = {"encoder.attention": "varlen", "encoder.attention_dropout": 0.0, "train.precision": "bf16"}
     first = started(folder, **varlen)
     first.train()
     for model in (first.model, started_from(folder, **varlen).model):

@@ -123,9 +123,7 @@ def test_collectives_run_beside_the_question_tower_in_one_order(
     assert events[0][name] == events[1][name] == CASES[name][1].split(", ")
 
 
-def test_with_caching_the_vectors_travel_while_the_questions_are_encoded(
-    events: list[dict[str, list[str]]],
-) -> None:
+def test_with_caching_vectors_travel_while_questions_are_encoded(events: list[dict[str, list[str]]]) -> None:
     for of_rank in events:
         seen = [event for event in of_rank["cached"] if event.startswith(("start", "wait"))]
         assert ", ".join(seen) == (

@@ -78,7 +78,7 @@ def test_dropout_is_repeated_when_a_chunk_is_encoded_again(
     )
 
 
-def test_graphs_stay_within_the_budget_and_what_was_kept_is_not_encoded_again(
+def test_graphs_stay_within_the_budget_and_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(tmp_path)
@@ -97,9 +97,7 @@ def test_graphs_stay_within_the_budget_and_what_was_kept_is_not_encoded_again(
     assert all(graph for _, graph in calls), "a batch that fits is encoded once"
 
 
-def test_vectors_and_their_gradients_take_their_part_of_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_take_their_part_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the memory of the budget goes into them here, so half the tokens are kept."""
     model = tiny_model(tmp_path)
     batch, max_tokens = batch_for(model), batch_for(model).num_tokens // 2
@@ -110,7 +108,7 @@ def test_vectors_and_their_gradients_take_their_part_of_the_budget(
     assert max_tokens / 2 - 24 <= kept <= max_tokens / 2
 
 
-def test_when_chunks_are_carried_on_the_vectors_of_the_global_batch_are_gone(
+def test_chunks_are_carried_on_without_the_global_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, carry_on = tiny_model(tmp_path), CachedStep._carry_on

@@ -140,9 +140,7 @@ class SpoiltAt(Callback):
             self.hook.remove()
 
 
-def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_file_of_a_run_is_compared_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     make_trainer(
         model,
@@ -164,9 +162,7 @@ def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
         file.write_bytes(content)
 
 
-def test_metrics_may_grow_after_a_checkpoint_and_need_no_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_may_grow_after_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished_run(tmp_path)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "train/loss": 1.0}\n')

@@ -101,9 +101,7 @@ def test_few_rows_are_shared_by_the_ranks_alike(tmp_path: Path) -> None:
 
 
 def test_an_update_that_takes_more_than_an_epoch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="gradient_accumulation_steps=6 is more than an epoch's 5 global batches"
-    ):
+    with pytest.raises(ConfigError, match="steps=6 is more than an epoch's 5 global batches"):
         plan_of(tmp_path, gradient_accumulation_steps=6)
 
 
@@ -122,7 +120,5 @@ def test_a_teacher_without_scores_is_refused(scored: int | None) -> None:
         require_teacher_scores([ListSource(samples)], settings)
         return
     require_teacher_scores([ListSource(samples)], TrainingSettings())
-    with pytest.raises(
-        ConfigError, match=r"loss.margin_mse_weight=0.5 learn from .*no passage of \S+ has one"
-    ):
+    with pytest.raises(ConfigError, match=r"margin_mse_weight=0.5 learn.*no passage of \S+ has one"):
         require_teacher_scores([ListSource(samples)], settings)

@@ -111,9 +111,7 @@ def truth(folder: Path) -> dict[str, float]:
     return mean_metrics(evaluate_questions(run, qrels))
 
 
-def test_the_same_bits_for_any_number_of_ranks_of_which_two_share_the_model(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_the_same_bits_for_any_number_of_ranks(folder: Path, tmp_path: Path) -> None:
     options = {"match": "string", "sample": 40}
     alone = measured(folder, tmp_path / "one", options)
     assert len(alone) == 12
@@ -128,7 +126,7 @@ def test_metrics_are_those_of_all_scores(folder: Path, tmp_path: Path) -> None:
         assert value == pytest.approx(expected[name.removeprefix("eval/own/")], abs=1e-12), name
 
 
-def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(
+def test_a_sample_keeps_what_is_relevant(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     exact = measured(folder, tmp_path, {})
@@ -171,10 +169,7 @@ def test_the_best_is_the_highest_and_without_dev_sets_by_ndcg(
         ({"set": "beir"}, r"\[0\].set: corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels"),
         ({"corpus": "/"}, r"\[0\].corpus=/ is not a file: corpus: FOLDER/corpus.jsonl"),
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
-        (
-            {"sample": 5, "qrels": None},
-            r"train.validation\[0\].sample needs train.validation\[0\].qrels=<file>",
-        ),
+        ({"sample": 5, "qrels": None}, r"\[0\].sample needs train.validation\[0\].qrels=<file>"),
     ],
 )
 def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:

@@ -124,19 +124,10 @@ def test_a_run_is_resumed_bit_for_bit_and_never_with_another_teacher(folder: Pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"normalize": False},
-            r"its normalize is True, the model's is False; set encoder\.normalize to the teacher's",
-        ),
-        (
-            {"projection_dim": 6},
-            r"its number of dimensions is 16, the model's is 6; set encoder\.projection_dim",
-        ),
+        ({"normalize": False}, r"its normalize is True, the model's is False; set encoder\.normalize"),
+        ({"projection_dim": 6}, r"dimensions is 16, the model's is 6; set encoder\.projection_dim"),
         ({"query_prompt": "ba: "}, r"its query_prompt is '', the model's is 'ba: '"),
-        (
-            {"sequence_length": 30},
-            r"takes 24 tokens, but encoder\.(question|sequence)_length is 30; set it to 24 or less",
-        ),
+        ({"sequence_length": 30}, r"takes 24 tokens, but .*_length is 30; set it to 24 or less"),
     ],
 )
 def test_what_could_never_be_reached_is_refused(folder: Path, settings: dict[str, Any], message: str) -> None:
@@ -218,9 +209,7 @@ def static_job(
 @pytest.mark.parametrize(
     "how", [{}, {"token_store": "off"}, {"grad_cache_tokens": 40}], ids=["stored tokens", "text", "cached"]
 )
-def test_passages_learn_the_vectors_of_their_ids_and_questions_stay(
-    shards: Path, how: dict[str, Any]
-) -> None:
+def test_passages_learn_the_vectors_of_their_ids(shards: Path, how: dict[str, Any]) -> None:
     run = static_job(shards, "stored_*", **how)
     assert isinstance(run.plan.dataset.sources[0], StoredTokens) == (how.get("token_store") != "off")
     before, questions = run.model.encode_passages(PASSAGES), run.model.encode_questions(["ba be", "bo"])
@@ -255,9 +244,7 @@ def test_vectors_that_changed_since_they_were_written_are_refused_at_every_start
 def test_a_passage_without_a_vector_is_named(shards: Path) -> None:
     write_shards(shards, "fewer", vectors_of(0), without=1)
     run = static_job(shards, "fewer_*", token_store="off")
-    with pytest.raises(
-        InputError, match=r"mine: row \d+: the passage drawn for slot [01] has no vector"
-    ) as caught:
+    with pytest.raises(InputError, match=r"mine: row \d+: .* slot [01] has no vector") as caught:
         run.train()
     row, slot = (int(word.strip(":")) for word in str(caught.value).split() if word.strip(":").isdigit())
     sample = SAMPLES[row]
@@ -268,24 +255,16 @@ def test_a_passage_without_a_vector_is_named(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("vectors", "how", "message"),
     [
-        (
-            vectors_of(0)[:, :4],
-            {},
-            r"names vectors of 4 dimensions, but the model's have 6; set encoder\.projection_dim=4",
-        ),
-        (
-            3 * vectors_of(0),
-            {},
-            r"names vectors of length 3, which the model never has; set encoder\.normalize=false",
-        ),
+        (vectors_of(0)[:, :4], {}, "of 4 dimensions, .*; set encoder.projection_dim=4"),
+        (3 * vectors_of(0), {}, "vectors of length 3, .*; set encoder.normalize=false"),
         (
             vectors_of(0),
             {"options": TowerOptions(fix_ctx_encoder=True)},
-            r"does not learn with encoder\.fix_ctx_encoder=true",
+            "does not learn with .*fix_ctx_encoder",
         ),
     ],
 )
-def test_what_no_passage_could_learn_is_refused(
+def test_what_no_passage_could_learn(
     shards: Path, vectors: np.ndarray, how: dict[str, Any], message: str
 ) -> None:
     write_shards(shards, "wrong", vectors)
@@ -293,9 +272,7 @@ def test_what_no_passage_could_learn_is_refused(
         static_job(shards, "wrong_*", **how)
 
 
-def test_missing_shards_are_refused_and_longer_vectors_are_learned_where_lengths_are_free(
-    shards: Path,
-) -> None:
+def test_missing_shards_are_refused_and_longer_vectors_can_be_learned(shards: Path) -> None:
     with pytest.raises(InputError, match="no vectors found"):
         static_job(shards, "nowhere_*")
     write_shards(shards, "long", 3 * vectors_of(0))

@@ -43,9 +43,7 @@ def trainer(
     return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
 
 
-def test_a_validation_comes_once_at_the_end_of_each_epoch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_validation_comes_at_the_end_of_an_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         best = trainer(tmp_path).train()
     assert [line["epoch"] for line in lines_of(tmp_path / "run", "train/loss")] == [0] * 5 + [1] * 5
@@ -152,9 +150,7 @@ def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:
     return [line for line in lines if key in line]
 
 
-def test_a_best_metric_that_a_validation_lacks_keeps_the_best_and_costs_no_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_best_metric_may_be_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name = "eval/in_batch_acc"
     options = {"best_metric": name, "val_av_rank_start_epoch": 2}
     job = trainer(tmp_path, num_train_epochs=4, max_steps=15, **options)
@@ -234,7 +230,7 @@ class Summed(Loss):
 
 
 @pytest.mark.parametrize("loss", [Summed(), None])
-def test_a_loss_that_adds_up_masked_scores_is_said_once(
+def test_masked_scores_are_not_added_up(
     tmp_path: Path, loss: Loss | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_model(tmp_path / "encoder")
@@ -245,9 +241,7 @@ def test_a_loss_that_adds_up_masked_scores_is_said_once(
     assert caplog.text.count("must not add up masked scores") == (loss is not None)
 
 
-def test_questions_that_dev_and_train_share_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_questions_of_dev_and_train_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(tmp_path / "encoder")
     rows = [
         {"question": sample.question, "positive": sample.positives[0].text} for sample in make_samples(16)

@@ -24,9 +24,7 @@ def logged(folder: Path, *callbacks: Callback, **options: Any) -> list[Metrics]:
     return logs
 
 
-def test_a_log_line_has_all_metrics_and_they_are_plausible(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_line_has_all_plausible_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         last = logged(tmp_path)[-1]
     assert 0 < last["perf/mfu"] < 1
@@ -68,7 +66,7 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
     # two, the best, and one that is being written; and the start
     [({}, 4, 4), ({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5)],
 )
-def test_a_dry_run_counts_what_the_run_will_do(
+def test_a_dry_run_counts(
     tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
 ) -> None:
     job = tiny_trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options)

@@ -42,9 +42,7 @@ WINDOWED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(
-    name: str, dropout: float
-) -> None:
+def test_a_window_that_leaves_padding_without_keys_has_finite_gradients(name: str, dropout: float) -> None:
     """Padding of the shorter sequences lies farther from every real token than the window reaches."""
     torch.manual_seed(0)
     tower = Encoder(backbone_from_config(WINDOWED[name], dropout=dropout), pooling="mean").train()
@@ -116,9 +114,7 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(
 
 
 @pytest.mark.parametrize("deviation", [0.02, 1e-4, 1e-6])
-def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the_weights_are(
-    deviation: float,
-) -> None:
+def test_causal_attention_that_does_not_say_so_is_never_packed(deviation: float) -> None:
     torch.manual_seed(0)
     config = ModernBertDecoderConfig(**MODERN, initializer_range=deviation, initializer_cutoff_factor=2.0)
     backbone: Any = backbone_from_config(config)
@@ -137,9 +133,7 @@ def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the
 
 
 @pytest.mark.parametrize("kind", ["packed", "padded", "varlen"])
-def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cudnn_which_plans_every_new_shape_is_left_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[bool] = []
 
     def spy(function: Any) -> Any:

@@ -93,9 +93,7 @@ def gradients(tower: Encoder, vectors: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(("pooling", "tokens"), [("last", 60), ("mean", 10_000)])
-def test_packed_equals_one_by_one(
-    name: str, pooling: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_is_one_by_one(name: str, pooling: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", tokens)
     packed = tower_of(config_of(name), pooling=pooling)
     padded = tower_of(config_of(name), pooling=pooling, packed=False)
@@ -118,9 +116,7 @@ def test_packed_equals_one_by_one(
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("name", ["llama, one key head", "qwen3, windows", "gemma3, bidirectional"])
-def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(
-    name: str, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_varlen_attention_gets_what_is_seen(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of(config_of(name), pooling=pooling), batch_of(LENGTHS)
     expected = encoded(tower, batch)
     tower.fast = replace(tower.fast, attention="varlen")

@@ -35,7 +35,7 @@ def widest_products(tower: Encoder) -> list[int]:
 
 @pytest.mark.parametrize("min_unpadded", [10, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_reading_one_token_equals_reading_it_from_all_in_vectors_and_gradients(
+def test_reading_one_token_equals_reading_it_from_all(
     name: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_UNPADDED", min_unpadded)

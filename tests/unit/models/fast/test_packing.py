@@ -113,9 +113,7 @@ def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attentio
     assert float((variances[0] / variances[1]).log().abs().max()) < 6 * (4 / copies) ** 0.5
 
 
-def test_a_backbone_that_computes_something_else_is_padded_with_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_other_backbones_are_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         towers = [Encoder(backbone_from_config(MPNetConfig(**SMALL))).eval() for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [

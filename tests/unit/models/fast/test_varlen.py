@@ -53,9 +53,7 @@ def test_the_stand_in_has_the_signature_of_torch() -> None:
 
 
 @pytest.mark.parametrize(("name", "pooling"), list(itertools.product(CONFIGS, ["cls", "mean"])))
-def test_vectors_and_gradients_are_those_of_sdpa(
-    name: str, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_and_gradients_equal_sdpas(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     tower, batch = tower_of(CONFIGS[name], pooling=pooling).double(), batch_of(LENGTHS)
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
@@ -67,9 +65,7 @@ def test_vectors_and_gradients_are_those_of_sdpa(
     assert float(max(tensor.abs().max() for name, tensor in found.items() if name != "vectors")) > 1e-3
 
 
-def test_a_last_layer_for_the_tokens_read_asks_for_one_query_a_sequence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_last_layer_for_tokens_read_asks_for_one_query_each(monkeypatch: pytest.MonkeyPatch) -> None:
     tower = tower_of(CONFIGS["bert"]).double()
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
         tower(batch_of(LENGTHS))
@@ -80,9 +76,7 @@ def test_a_last_layer_for_the_tokens_read_asks_for_one_query_a_sequence(
     ]
 
 
-def test_local_layers_have_a_window_and_for_a_token_read_go_through_sdpa(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_local_layers_have_a_window_and_read_one_token_by_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     """ModernBERT, whose last layer here is local: the kernel cannot be given the positions of the tokens."""
     assert CONFIGS["modernbert"].layer_types == ["full_attention", "sliding_attention"]
     windows = []
@@ -104,7 +98,7 @@ def test_the_stray_sep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", varlen.DTYPES)
-def test_under_autocast_the_kernel_gets_half_precision(
+def test_autocast_gives_the_kernel_half_precision(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower, batch = tower_of(CONFIGS["modernbert"]), batch_of(LENGTHS)
@@ -164,10 +158,7 @@ def test_training_takes_the_steps_it_takes_with_sdpa(tmp_path: Path, monkeypatch
 
 def test_attention_dropout_is_refused_and_hidden_dropout_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        with pytest.raises(
-            ConfigError,
-            match=r"no attention dropout, which .*=0\.1 asks for; set encoder\.attention_dropout=0 ",
-        ):
+        with pytest.raises(ConfigError, match=r"no attention dropout.*set encoder\.attention_dropout=0 "):
             tower_of(CONFIGS["bert"], dropout=0.1).double().train()(batch_of(LENGTHS))
         tower_of(CONFIGS["bert"], dropout=0.1).double().eval()(batch_of(LENGTHS))
         assert len(calls) == 2, "nothing is dropped in evaluation"
@@ -180,12 +171,7 @@ def test_attention_dropout_is_refused_and_hidden_dropout_is_not(monkeypatch: pyt
     [
         (CONFIGS["bert"], torch.float32, False, "the kernel is for CUDA, not for cpu"),
         (CONFIGS["bert"], torch.float32, True, "the kernel computes in fp16 and bf16, not in float32"),
-        (
-            BertConfig(**{**SMALL, "num_attention_heads": 8}),
-            torch.bfloat16,
-            True,
-            "multiples of 8 up to 256 wide, not 4",
-        ),
+        (BertConfig(**SMALL | {"num_attention_heads": 8}), torch.bfloat16, True, "up to 256 wide, not 4"),
     ],
 )
 def test_elsewhere_attention_is_sdpas_and_a_warning_says_why_once(
