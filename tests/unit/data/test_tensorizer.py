@@ -21,7 +21,8 @@ from dpr.data.text import normalize_passage, normalize_question
 from dpr.data.tokenizer_files import append_end_token
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from tests.helpers.decoders import BEGIN, END, KINDS, VOCABULARY, byte_tokenizer, decoder_folder
+from tests.helpers.decoders import BEGIN, END, KINDS, byte_tokenizer, decoder_folder
+from tests.helpers.decoders import VOCABULARY as BYTES
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
 from tests.unit.data.test_joining import fast_tokenizer, stored
 
@@ -266,7 +267,7 @@ def test_an_expression_without_end_is_one_line(tmp_path: Path) -> None:
         made.question_tokens(["a" * 60 + "!"])
 
 
-EOS = VOCABULARY[END]
+EOS = BYTES[END]
 PASSAGES = [
     Passage("abcdefghijkl"),
     Passage("xyz" * 9, "title"),
@@ -286,9 +287,7 @@ def test_an_end_token_survives_truncation(kind: str, length: int) -> None:
     assert all(tokens[-1] == EOS and tokens.count(EOS) == 1 and len(tokens) <= length for tokens in found)
     assert (
         found[0][:-1]
-        == [*([VOCABULARY[BEGIN]] if kind == "llama" else []), *range(VOCABULARY["a"], VOCABULARY["m"])][
-            : length - 1
-        ]
+        == [*([BYTES[BEGIN]] if kind == "llama" else []), *range(BYTES["a"], BYTES["m"])][: length - 1]
     )
 
 
