@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from dpr.core.records import Passage, PassageTokens, StoredPassage
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import JoinRule
 from tests.helpers.examples import examples
 from tests.helpers.tiny import VOCABULARY, WORDS
 
@@ -101,17 +99,3 @@ def test_joined_parts_are_the_pair(kind: str, title: str, text: str, length: int
         == tensorizer.passage_tokens([Passage(text)])
         or text != text.strip()
     )
-
-
-def examples() -> Iterator[tuple[Any, Any]]:
-    yield ([1, 5, 2], [None, 0, None]), ([1, 5, 9, 6, 2], [None, 0, 0, None, 1])
-    yield ([5], [0]), ([5, 6], [1, 0])  # the second text first
-    yield ([5, 1, 6], [0, None, 0]), ([5, 1, 6], [0, None, 1])  # a special token between those of one text
-    yield ([1, 2], [None, None]), ([1, 5, 2], [None, 0, None])  # a text without tokens
-
-
-@pytest.mark.parametrize(
-    ("single", "pair", "is_rule"), [(*example, number == 0) for number, example in enumerate(examples())]
-)
-def test_a_tokenizer_without_such_a_rule_is_reported(single: Any, pair: Any, is_rule: bool) -> None:
-    assert (JoinRule.from_examples(single, pair, cut_start=False) is not None) == is_rule

@@ -74,14 +74,6 @@ def test_vectors_and_gradients_are_those_of_the_padded_window(
         torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=1e-10, msg=name)
 
 
-def test_the_token_changes_vectors_and_only_where_the_original_had_it(tmp_path: Path) -> None:
-    with_it, without = models(tmp_path, packed=True), tiny_model(tmp_path)
-    distance = (with_it.encode_passages(PASSAGES) - without.encode_passages(PASSAGES)).__abs__().max(axis=1)
-    lengths = [len(tokens) for tokens in without.tensorizer.passage_tokens(PASSAGES)]
-    assert [bool(moved > 1e-6) for moved in distance] == [length < WINDOW for length in lengths]
-    assert with_it.fingerprint != without.fingerprint
-
-
 @pytest.mark.parametrize("family", [BertConfig, RobertaConfig, DistilBertConfig])
 def test_every_family_numbers_the_far_position_by_its_own_rule(family: Any) -> None:
     torch.manual_seed(0)

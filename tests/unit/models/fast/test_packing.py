@@ -139,14 +139,3 @@ def test_packs_and_buckets_cover_all_tokens_in_order() -> None:
     assert [bucket.stop for bucket in buckets[:-1]] == [bucket.start for bucket in buckets[1:]]
     assert sum(bucket.num_sequences for bucket in buckets) == len(lengths)
     assert plan_packs([], 10) == plan_buckets([]) == []
-
-
-def test_long_sequences_share_a_bucket_with_their_equals_alone() -> None:
-    buckets = plan_buckets([40, 40, 39, 25, 24, 23, 22], min_tokens=1000, min_unpadded=25)
-    assert [(bucket.num_sequences, bucket.longest) for bucket in buckets] == [
-        (2, 40),
-        (1, 39),
-        (1, 25),
-        (3, 24),
-    ]
-    assert [bucket.stop for bucket in buckets] == [80, 119, 144, 213]
