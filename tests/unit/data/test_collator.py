@@ -79,9 +79,7 @@ def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None
         assert same(Passage("x y", id="7"), other, "b"), "equal texts of two data sets are one passage"
     for form in ("NFC", "NFD"):
         assert same(Passage(normalize(form, "\xc9T\xc9"), id="7"), Passage("\xe9t\xe9", id="8")), form
-    assert same(Passage("\ufb01le \uff17", id="7"), Passage("file 7", id="8")), (
-        "ligatures and full-width letters"
-    )
+    assert same(Passage("\ufb01le \uff17", id="7"), Passage("file 7", id="8"))
 
 
 def test_identities_of_texts_in_the_usual_form_stay_as_they_are() -> None:
@@ -186,9 +184,7 @@ def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer
         "ba",
         "[SEP]",
     ]
-    assert batch.context_ids[0].tolist() == list(passage_identity(sample.positives[0], "tiny")), (
-        "judged as the passage it is"
-    )
+    assert batch.context_ids[0].tolist() == list(passage_identity(sample.positives[0], "tiny"))
 
 
 def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> None:

@@ -38,10 +38,8 @@ def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
         )
     else:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-        tokenizer.normalizer, tokenizer.pre_tokenizer = (
-            normalizers.BertNormalizer(lowercase=True),
-            pre_tokenizers.BertPreTokenizer(),
-        )
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         single, pair = (
             ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]")
             if kind == "bert"

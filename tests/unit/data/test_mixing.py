@@ -102,9 +102,8 @@ def test_largest_remainder_is_exact_and_in_proportion() -> None:
     for total in range(40):
         shares = np.random.default_rng(total).dirichlet([1, 1, 1, 1])
         counts = largest_remainder(total, shares)
-        assert sum(counts) == total and all(
-            abs(count - total * share) < 1 for count, share in zip(counts, shares, strict=True)
-        )
+        assert sum(counts) == total
+        assert all(abs(count - total * share) < 1 for count, share in zip(counts, shares, strict=True))
 
 
 def test_weights_say_the_shares_of_an_epoch() -> None:
@@ -168,9 +167,7 @@ def test_a_large_set_is_continued_in_the_next_epoch(made: Made) -> None:
     found = made(weights=[1, 1, 1])
     by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(2)]
     assert all(len(rows) == 22 * GLOBAL_BATCH == len(set(rows)) for rows in by_epoch)
-    assert len({row for rows in by_epoch for row in rows}) == 2 * 22 * GLOBAL_BATCH, (
-        "no row twice before all had their turn"
-    )
+    assert len({row for rows in by_epoch for row in rows}) == 2 * 22 * GLOBAL_BATCH
 
 
 @BOTH
@@ -244,10 +241,8 @@ def test_global_batches_of_rows_near_each_other_in_an_order_that_says_nothing_of
     assert sorted(places.tolist()) == list(range(len(topics)))
     global_batches = topics[places].reshape(-1, GLOBAL_BATCH)
     assert (global_batches == global_batches[:, :1]).all(), "each topic fills whole global batches"
-    assert (
-        abs(np.corrcoef(np.arange(len(global_batches)), global_batches[:, 0])[0, 1]) < 0.3
-        and (np.diff(global_batches[:, 0]) == 0).mean() < 0.2
-    )
+    assert abs(np.corrcoef(np.arange(len(global_batches)), global_batches[:, 0])[0, 1]) < 0.3
+    assert (np.diff(global_batches[:, 0]) == 0).mean() < 0.2
     first = [
         int(
             np.flatnonzero(
@@ -268,9 +263,7 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
     )
     assert [len(set(global_batch)) for global_batch in global_batches.tolist()] == [GLOBAL_BATCH] * 6
     features["positive"] = 0
-    assert len(set(group(features, GLOBAL_BATCH, np.random.default_rng(1)).tolist())) == 6 * GLOBAL_BATCH, (
-        "where there are no others, all are used"
-    )
+    assert len(set(group(features, GLOBAL_BATCH, np.random.default_rng(1)).tolist())) == 6 * GLOBAL_BATCH
 
 
 @pytest.mark.parametrize(

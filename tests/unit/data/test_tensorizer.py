@@ -252,10 +252,8 @@ def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> N
     assert saved(again, "again")["tokenizer.json"] == before["tokenizer.json"]
     again.passage_tokens([Passage("1", "ba", "be")])
     assert saved(again, "again used") == saved(tensorizer(tmp_path / "other"), "not used")
-    assert (
-        again.fingerprint == known.fingerprint
-        and again.vocabulary_fingerprint == known.vocabulary_fingerprint
-    )
+    assert again.fingerprint == known.fingerprint
+    assert again.vocabulary_fingerprint == known.vocabulary_fingerprint
 
 
 def test_an_expression_without_end_is_one_line(tmp_path: Path) -> None:

@@ -50,10 +50,8 @@ def test_rows_that_share_rare_words_are_near() -> None:
     vectors = row_words(Rows())["vector"].astype(np.int64)
     cosines = vectors @ vectors.T / 4080**2
     assert np.allclose(np.diag(cosines)[:5], 1, atol=0.01) and not vectors[5].any()
-    related, others = (
-        [cosines[pair] for pair in ((0, 1), (2, 3), (2, 4))],
-        [cosines[pair] for pair in ((0, 2), (0, 3), (1, 2), (1, 3))],
-    )
+    related = [cosines[pair] for pair in ((0, 1), (2, 3), (2, 4))]
+    others = [cosines[pair] for pair in ((0, 2), (0, 3), (1, 2), (1, 3))]
     assert min(related) > max(others) + 0.05
 
 

@@ -115,11 +115,7 @@ def test_no_passage_of_a_known_document_competes() -> None:
                     if row % 2
                     else torch.equal(ids[column], ids[positive])
                 )
-                assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target)), (
-                    seed,
-                    row,
-                    column,
-                )
+                assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target))
 
 
 def passages_of(slots: list[tuple[str | None, str]]) -> list[int]:

@@ -225,10 +225,8 @@ def test_the_divergence_of_two_distributions() -> None:
 
 
 def test_slots_without_a_score_take_no_part_and_get_no_gradient() -> None:
-    student, scored = (
-        rows([0.0, 1.0, 50.0], [1.0, 2.0, 3.0]).requires_grad_(),
-        torch.tensor([[True, True, False], [False] * 3]),
-    )
+    student = rows([0.0, 1.0, 50.0], [1.0, 2.0, 3.0]).requires_grad_()
+    scored = torch.tensor([[True, True, False], [False] * 3])
     teacher = rows([1.0, 0.0, NAN], [NAN, NAN, NAN])
     for losses in (
         kl_divergence(student, teacher, scored),

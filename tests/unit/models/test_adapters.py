@@ -83,25 +83,20 @@ def two_copies(model: BiEncoder) -> BiEncoder:
 @pytest.mark.parametrize(("kind", "packed"), [("bert", False), ("qwen3", True)])
 def test_one_backbone_with_two_adapters_is_two_models(kind: str, packed: bool, tmp_path: Path) -> None:
     model = lora_model(tmp_path, kind, options=TowerOptions(packed=packed), projection_dim=6)
-    assert (
-        model.question_model.backbone is model.ctx_model.backbone and model.question_model.is_packed == packed
-    )
+    assert model.question_model.backbone is model.ctx_model.backbone
+    assert model.question_model.is_packed == packed
     found = step(model)
     copies = two_copies(model)
     assert copies.question_model.backbone is not copies.ctx_model.backbone
     expected = step(copies)
     # The copies have their own names for the context tower's adapter.
-    renamed = {
-        name.replace("ctx_model.backbone", "question_model.backbone"): value
-        for name, value in expected.items()
-    }
+    first, second = "ctx_model.backbone", "question_model.backbone"
+    renamed = {name.replace(first, second): value for name, value in expected.items()}
     assert_same(found, renamed)
     trained = {name for name in found if "." in name}
     assert all("lora_" in name or "encode_proj" in name for name in trained)
     for adapter in ("question", "ctx"):
-        assert all(float(found[name].norm()) > 0 for name in trained if f"lora_A.{adapter}" in name), (
-            "an adapter without any gradient"
-        )
+        assert all(float(found[name].norm()) > 0 for name in trained if f"lora_A.{adapter}" in name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,21 +112,16 @@ def test_activations_that_are_computed_again_see_their_own_adapter(kind: str, tm
 def test_checkpoints_hold_adapters_alone_and_name_their_base(shared: bool, tmp_path: Path) -> None:
     model = lora_model(tmp_path / "base", shared=shared, projection_dim=6).float().eval()
     model.save(tmp_path / "saved")
-    assert (tmp_path / "saved" / "model.safetensors").stat().st_size < (
-        tmp_path / "base" / "model.safetensors"
-    ).stat().st_size
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("saved", "base")]
+    assert sizes[0] < sizes[1]
     assert not [name for name in model.weights() if "lora_" not in name and "encode_proj" not in name]
     loaded = BiEncoder.load(tmp_path / "saved")
     assert loaded.fingerprint == model.fingerprint and loaded.base == model.base
     for encode in ("encode_questions", "encode_passages"):
-        assert np.array_equal(
-            getattr(loaded, encode)(["ba be", "bi"]), getattr(model, encode)(["ba be", "bi"])
-        )
-    assert not any(
-        value.requires_grad
-        for name, value in loaded.named_parameters()
-        if "lora_" not in name and "encode_proj" not in name
-    )
+        vectors = [getattr(each, encode)(["ba be", "bi"]) for each in (loaded, model)]
+        assert np.array_equal(*vectors)
+    trained = [name for name, value in loaded.named_parameters() if value.requires_grad]
+    assert not [name for name in trained if "lora_" not in name and "encode_proj" not in name]
 
 
 def test_a_base_that_is_missing_or_another_is_refused_and_can_be_named(tmp_path: Path) -> None:
@@ -140,10 +130,8 @@ def test_a_base_that_is_missing_or_another_is_refused_and_can_be_named(tmp_path:
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(CheckpointError, match=r"base, which cannot be loaded.*encoder\.pretrained_model_cfg"):
         BiEncoder.load(tmp_path / "saved")
-    assert (
-        BiEncoder.load(tmp_path / "saved", pretrained_model_cfg=str(tmp_path / "moved")).fingerprint
-        == model.fingerprint
-    )
+    found = BiEncoder.load(tmp_path / "saved", pretrained_model_cfg=str(tmp_path / "moved"))
+    assert found.fingerprint == model.fingerprint
     base_folder(tmp_path / "moved", seed=8)
     with pytest.raises(CheckpointError, match="has other weights"):
         BiEncoder.load(tmp_path / "saved", pretrained_model_cfg=str(tmp_path / "moved"))
@@ -154,9 +142,8 @@ def test_the_fingerprint_covers_the_base(tmp_path: Path) -> None:
     assert first.fingerprint == second.fingerprint
     base_folder(tmp_path / "second", seed=8)
     (tmp_path / "second" / "kept").touch()
-    model = BiEncoder.from_pretrained(
-        str(tmp_path / "second"), first.settings, dropout=0.0, do_lower_case=True
-    ).double()
+    folder = str(tmp_path / "second")
+    model = BiEncoder.from_pretrained(folder, first.settings, dropout=0.0, do_lower_case=True).double()
     model.load_weights(first.weights(), source=tmp_path)
     assert model.fingerprint != first.fingerprint
 

@@ -59,9 +59,8 @@ def test_the_fingerprint_follows_the_config(folder: Path, tmp_path: Path, key: s
     """So vectors that were embedded before are not searched with what the folder gives now."""
     model, other = tiny_model(folder), tiny_model(encoder_folder(tmp_path, **{key: value}))
     assert all(torch.equal(tensor, other.weights()[name]) for name, tensor in model.weights().items())
-    assert (other.fingerprint == model.fingerprint) == np.array_equal(
-        other.encode_questions(TEXTS), model.encode_questions(TEXTS)
-    )
+    vectors = [each.encode_questions(TEXTS) for each in (model, other)]
+    assert (other.fingerprint == model.fingerprint) == np.array_equal(*vectors)
 
 
 def test_save_writes_a_folder_that_load_reads_and_overwrites_if_asked(folder: Path, tmp_path: Path) -> None:
@@ -78,9 +77,8 @@ def test_a_single_text_gives_one_vector(folder: Path) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     np.testing.assert_array_equal(model.encode_questions("ba be bi"), model.encode_questions(["ba be bi"])[0])
     np.testing.assert_array_equal(model.encode_passages("ba be bi"), model.encode_passages(["ba be bi"])[0])
-    np.testing.assert_array_equal(
-        model.encode_passages(Passage("ba", "be")), model.encode_passages([Passage("ba", "be")])[0]
-    )
+    titled = Passage("ba", "be")
+    np.testing.assert_array_equal(model.encode_passages(titled), model.encode_passages([titled])[0])
     for texts in (("ba", "be"), iter(["ba", "be"]), np.array(["ba", "be"])):
         assert model.encode_questions(texts).shape == (2, model.dimension)
     assert model.encode_questions([]).shape == (0, model.dimension)
@@ -117,9 +115,7 @@ def test_the_vector_of_a_text_does_not_depend_on_its_batch(folder: Path) -> None
 def test_encoding_restores_the_mode_and_turns_dropout_off(folder: Path) -> None:
     model = tiny_model(folder, dropout=0.5).train()
     batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
-    assert not torch.equal(model.question_model(batch), model.question_model(batch)), (
-        "dropout must be on in training"
-    )
+    assert not torch.equal(model.question_model(batch), model.question_model(batch))
     np.testing.assert_array_equal(model.encode_questions(TEXTS), model.encode_questions(TEXTS))
     assert model.training
     assert model.question_model.training
@@ -143,9 +139,7 @@ def test_both_sides_can_go_through_one_tower(folder: Path) -> None:
         torch.testing.assert_close(vectors.questions, tower(batch), rtol=0, atol=1e-12)
         torch.testing.assert_close(vectors.contexts, tower(batch), rtol=0, atol=1e-12)
     vectors.questions.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.question_model.parameters()), (
-        "the idle tower must take part"
-    )
+    assert all(parameter.grad is not None for parameter in model.question_model.parameters())
 
 
 @pytest.mark.parametrize(("shared", "lookups"), [(False, 2), (True, 1)])
@@ -156,9 +150,8 @@ def test_words_are_looked_up_once_for_all_packs_and_for_both_sides_of_one_tower(
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 4)
     model, calls, packs = tiny_model(folder, shared=shared), list[int](), list[int]()
     for tower in {model.question_model, model.ctx_model}:
-        tower.backbone.get_input_embeddings().register_forward_hook(
-            lambda module, inputs, output: calls.append(inputs[0].numel())
-        )
+        words = tower.backbone.get_input_embeddings()
+        words.register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].numel()))
         tower.backbone.register_forward_hook(lambda module, inputs, output: packs.append(1))
     batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
     vectors = model(batch, batch)

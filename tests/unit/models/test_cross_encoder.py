@@ -21,9 +21,8 @@ def classifier_folder(folder: Path, *, num_labels: int = 1, seed: int = 0) -> Pa
 
     encoder_folder(folder, initializer_range=0.6)
     torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_config(
-        BertConfig.from_pretrained(folder, num_labels=num_labels)
-    )
+    config = BertConfig.from_pretrained(folder, num_labels=num_labels)
+    model = AutoModelForSequenceClassification.from_config(config)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     return folder
@@ -45,10 +44,8 @@ def test_scores_are_the_probabilities_of_each_pair_alone(tmp_path: Path, num_lab
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = classifier_folder(tmp_path / "classifier", num_labels=num_labels)
-    model, tokenizer = (
-        AutoModelForSequenceClassification.from_pretrained(folder).eval(),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     expected = []
     for question, passage in pairs():
         text = f"{passage.title} {passage.text}" if passage.title else passage.text

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +21,8 @@ PASSAGES = [Passage(text, title) for text, title in zip(TEXTS, ["ba", "", "be bi
 
 
 def file_of(model: BiEncoder, path: Path, params: dict[str, Any], *, as_zip: bool = True) -> Path:
-    return write_original(
-        path, original_extras(original_names(model.float().weights()), 16), params, as_zip=as_zip
-    )
+    weights = original_extras(original_names(model.float().weights()), 16)
+    return write_original(path, weights, params, as_zip=as_zip)
 
 
 def original_vectors(model: BiEncoder, texts: list[tuple[str, ...]], tower: str) -> torch.Tensor:
@@ -34,9 +34,8 @@ def original_vectors(model: BiEncoder, texts: list[tuple[str, ...]], tower: str)
         tokens = [*tokens, *[0] * (24 - len(tokens))]
         tokens[-1] = tokenizer.sep_token_id
         ids = torch.tensor([tokens])
-        state = encoder.backbone(
-            ids, attention_mask=(ids != 0).long(), token_type_ids=torch.zeros_like(ids)
-        ).last_hidden_state[0, 0]
+        options = {"attention_mask": (ids != 0).long(), "token_type_ids": torch.zeros_like(ids)}
+        state = encoder.backbone(ids, **options).last_hidden_state[0, 0]
         rows.append(state if encoder.encode_proj is None else encoder.encode_proj(state))
     return torch.stack(rows).detach()
 
@@ -48,9 +47,8 @@ def test_vectors_are_those_of_the_original(
     tmp_path: Path, params: Callable[..., dict[str, Any]], as_zip: bool, projection: int
 ) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32, projection_dim=projection)
-    file = file_of(
-        made, tmp_path / "x.cp", params(str(tmp_path / "bert"), projection_dim=projection), as_zip=as_zip
-    )
+    given = params(str(tmp_path / "bert"), projection_dim=projection)
+    file = file_of(made, tmp_path / "x.cp", given, as_zip=as_zip)
     loaded = BiEncoder.load(file)
     assert loaded.settings.dpr_trailing_sep
     assert (loaded.settings.sequence_length, loaded.dimension) == (24, projection or 16)
@@ -59,12 +57,8 @@ def test_vectors_are_those_of_the_original(
         "passages": original_vectors(made, pairs, "ctx_model"),
         "questions": original_vectors(made, [(t,) for t in TEXTS], "question_model"),
     }
-    torch.testing.assert_close(
-        torch.from_numpy(loaded.encode_passages(PASSAGES)), expected["passages"], rtol=0, atol=1e-6
-    )
-    torch.testing.assert_close(
-        torch.from_numpy(loaded.encode_questions(TEXTS)), expected["questions"], rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(loaded.encode_passages(PASSAGES), expected["passages"], atol=1e-6)
+    np.testing.assert_allclose(loaded.encode_questions(TEXTS), expected["questions"], atol=1e-6)
 
 
 def test_another_encoder_stands_in_for_a_missing_name(
@@ -102,12 +96,13 @@ def test_weights_that_do_not_fit_are_named(
 def test_other_kinds_are_refused(tmp_path: Path) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     folder = str(tmp_path / "bert")
-    with pytest.raises(CheckpointError, match="encoder_model_type is pytext_bert"):
-        BiEncoder.load(
-            file_of(made, tmp_path / "x.cp", flat_params(folder, encoder_model_type="pytext_bert"))
-        )
-    with pytest.raises(CheckpointError, match="names no encoder"):
-        BiEncoder.load(file_of(made, tmp_path / "x.cp", flat_params(folder, pretrained_model_cfg=None)))
+    for changes, message in (
+        ({"encoder_model_type": "pytext_bert"}, "encoder_model_type is pytext_bert"),
+        ({"pretrained_model_cfg": None}, "names no encoder"),
+    ):
+        file = file_of(made, tmp_path / "x.cp", flat_params(folder, **changes))
+        with pytest.raises(CheckpointError, match=message):
+            BiEncoder.load(file)
 
 
 def test_saved_as_a_folder_it_stays_the_same_model(tmp_path: Path) -> None:

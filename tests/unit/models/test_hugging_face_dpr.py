@@ -30,9 +30,8 @@ def pair(folder: Path, *, projection: int = 0, length: int | None = None, lower:
     from transformers import DPRQuestionEncoderTokenizerFast as QuestionTokenizer
 
     config = BertConfig.from_pretrained(str(encoder_folder(folder / "bert", initializer_range=0.2)))
-    values = {
-        key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")
-    }
+    own = ("model_type", "architectures")
+    values = {key: value for key, value in config.to_dict().items() if key not in own}
     torch.manual_seed(0)
     limit = {} if length is None else {"model_max_length": length}
     for name, model_class, tokenizer_class in (
@@ -40,9 +39,8 @@ def pair(folder: Path, *, projection: int = 0, length: int | None = None, lower:
         ("ctx_encoder", DPRContextEncoder, DPRContextEncoderTokenizerFast),
     ):
         model_class(DPRConfig(**values, projection_dim=projection)).save_pretrained(str(folder / name))
-        tokenizer_class(str(folder / "bert" / "vocab.txt"), do_lower_case=lower, **limit).save_pretrained(
-            str(folder / name)
-        )
+        tokenizer = tokenizer_class(str(folder / "bert" / "vocab.txt"), do_lower_case=lower, **limit)
+        tokenizer.save_pretrained(str(folder / name))
     return folder
 
 
@@ -50,11 +48,8 @@ def pair(folder: Path, *, projection: int = 0, length: int | None = None, lower:
 def their_vectors(folder: Path, texts: list[tuple[str, ...]], length: int) -> np.ndarray:
     from transformers import DPRContextEncoder, DPRContextEncoderTokenizerFast, DPRQuestionEncoder
 
-    model: Any = (
-        (DPRQuestionEncoder if folder.name == "question_encoder" else DPRContextEncoder)
-        .from_pretrained(str(folder))
-        .eval()
-    )
+    kind: Any = DPRQuestionEncoder if folder.name == "question_encoder" else DPRContextEncoder
+    model = kind.from_pretrained(str(folder)).eval()
     tokenizer = DPRContextEncoderTokenizerFast.from_pretrained(str(folder))
     encoded = [
         tokenizer(
@@ -75,13 +70,11 @@ def test_a_pair_has_its_vectors(tmp_path: Path, projection: int, length: int | N
     found = their_vectors(folder / "question_encoder", [(question,) for question in QUESTIONS], length or 64)
     np.testing.assert_allclose(model.encode_questions(QUESTIONS), found, atol=3e-6)
     texts = [(passage.title, passage.text) if passage.title else (passage.text,) for passage in PASSAGES]
-    np.testing.assert_allclose(
-        model.encode_passages(PASSAGES), their_vectors(folder / "ctx_encoder", texts, length or 64), atol=3e-6
-    )
+    found = their_vectors(folder / "ctx_encoder", texts, length or 64)
+    np.testing.assert_allclose(model.encode_passages(PASSAGES), found, atol=3e-6)
     model.save(tmp_path / "again")
-    np.testing.assert_array_equal(
-        BiEncoder.load(tmp_path / "again").encode_passages(PASSAGES), model.encode_passages(PASSAGES)
-    )
+    again = BiEncoder.load(tmp_path / "again").encode_passages(PASSAGES)
+    np.testing.assert_array_equal(again, model.encode_passages(PASSAGES))
 
 
 def test_files_of_earlier_versions_hold_more(tmp_path: Path) -> None:
@@ -91,10 +84,8 @@ def test_files_of_earlier_versions_hold_more(tmp_path: Path) -> None:
     expected = BiEncoder.load(folder).encode_passages(PASSAGES)
     file = str(folder / "ctx_encoder" / "model.safetensors")
     prefix = "ctx_encoder.bert_model"
-    more = {
-        f"{prefix}.pooler.dense.weight": torch.zeros(16, 16),
-        f"{prefix}.embeddings.position_ids": torch.arange(64)[None],
-    }
+    more = {f"{prefix}.pooler.dense.weight": torch.zeros(16, 16)}
+    more[f"{prefix}.embeddings.position_ids"] = torch.arange(64)[None]
     save_file(load_file(file) | more, file)
     np.testing.assert_array_equal(BiEncoder.load(folder).encode_passages(PASSAGES), expected)
 

@@ -41,9 +41,10 @@ def written(folder: Path, *, family: str = "bert") -> Path:
         model: Any = BertModel(BertModel.config_class.from_pretrained(str(folder)))
     else:
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-        model = AutoModel.from_config(
-            RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes)
+        config = RobertaConfig(
+            vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes
         )
+        model = AutoModel.from_config(config)
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder
@@ -72,16 +73,13 @@ def plain_vectors(folder: Path, *, pooling: str, normalize: bool = False, length
     """Questions' and passages' vectors by transformers alone."""
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(str(folder)),
-        AutoModel.from_pretrained(str(folder)).eval(),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    model = AutoModel.from_pretrained(str(folder)).eval()
     vectors = []
     for passage in PASSAGES:
         texts = (passage.title, passage.text) if passage.title else (passage.text,)
-        ids = tokenizer(*texts, truncation="longest_first", max_length=length, return_tensors="pt")[
-            "input_ids"
-        ]
+        encoded = tokenizer(*texts, truncation="longest_first", max_length=length, return_tensors="pt")
+        ids = encoded["input_ids"]
         with torch.no_grad():
             hidden = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
         vector = hidden[0] if pooling == "cls" else hidden.mean(0)
@@ -97,9 +95,8 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, family: str, pooling:
     assert model.question_model is model.ctx_model
     longest = 64 if family == "bert" else 63  # RoBERTa's positions begin behind that of the padding
     assert model.settings.sequence_length == longest
-    np.testing.assert_allclose(
-        model.encode_passages(PASSAGES), plain_vectors(folder, pooling=pooling, length=longest), atol=1e-6
-    )
+    expected = plain_vectors(folder, pooling=pooling, length=longest)
+    np.testing.assert_allclose(model.encode_passages(PASSAGES), expected, atol=1e-6)
 
 
 def test_a_folder_of_sentence_transformers_states_pooling_normalisation_and_length(tmp_path: Path) -> None:
@@ -108,16 +105,10 @@ def test_a_folder_of_sentence_transformers_states_pooling_normalisation_and_leng
     )
     # titles as pairs, without the token types of the library
     model = BiEncoder.load(folder, text=GivenTextSettings(title_template=""))
-    assert (model.settings.pooling, model.settings.normalize, model.settings.sequence_length) == (
-        "mean",
-        True,
-        9,
-    )
-    np.testing.assert_allclose(
-        model.encode_passages(PASSAGES),
-        plain_vectors(folder, pooling="mean", normalize=True, length=9),
-        atol=1e-6,
-    )
+    assert (model.settings.pooling, model.settings.normalize) == ("mean", True)
+    assert model.settings.sequence_length == 9
+    expected = plain_vectors(folder, pooling="mean", normalize=True, length=9)
+    np.testing.assert_allclose(model.encode_passages(PASSAGES), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +124,8 @@ def test_a_folder_of_sentence_transformers_states_pooling_normalisation_and_leng
     ],
 )
 def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, tmp_path: Path) -> None:
-    folder = as_sentence_transformers(
-        written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, **message}
-    )
+    config = {"embedding_dimension": 16, **message}
+    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", pooling=config)
     assert BiEncoder.load(folder, settings=EncoderSettings(pooling="mean")).settings.pooling == pooling
 
 
@@ -179,9 +169,8 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     evil = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": evil}))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "BertTokenizer", "auto_map": evil})
-    )
+    tokenizer = {"tokenizer_class": "BertTokenizer", "auto_map": evil}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     assert BiEncoder.load(folder).dimension == 16
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": evil, "model_type": "evil"}))
     with pytest.raises(CheckpointError):

@@ -22,9 +22,8 @@ def opened(folder: Path, settings: EncoderSettings | None = None, **given: Any) 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    tiny_model(tmp_path / "encoder", pooling="mean", title_template="{title}: {text}").save(
-        tmp_path / "model"
-    )
+    model = tiny_model(tmp_path / "encoder", pooling="mean", title_template="{title}: {text}")
+    model.save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -64,19 +63,15 @@ def test_what_a_checkpoint_may_not_say(values: dict[str, Any], found: str, store
     restate(stored, **values)
     with pytest.raises(InputError) as caught:
         opened(stored)
-    assert (
-        found in str(caught.value).replace("the number ", "") and caught.value.file == stored / SETTINGS_FILE
-    )
+    assert found in str(caught.value).replace("the number ", "")
+    assert caught.value.file == stored / SETTINGS_FILE
 
 
 def test_settings_of_newer_versions_are_left_out_and_the_rest_is_as_stored(stored: Path) -> None:
     restate(stored, hyperbolic=True, sequence_length=3)
     model = opened(stored, EncoderSettings(pooling="cls"))
-    assert (model.settings.pooling, model.settings.sequence_length, model.tensorizer.sequence_length) == (
-        "mean",
-        3,
-        3,
-    )
+    assert (model.settings.pooling, model.settings.sequence_length) == ("mean", 3)
+    assert model.tensorizer.sequence_length == 3
     assert model.tensorizer.text.title_template == model.settings.title_template == "{title}: {text}"
 
 
@@ -98,9 +93,8 @@ def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored
 
 def test_a_learned_temperature_that_is_none_names_the_weights(stored: Path) -> None:
     weights = read_tensors(stored, MODEL_FILE)
-    write_tensors(
-        stored, MODEL_FILE, {**weights, "log_temperature": next(iter(weights.values())).new_tensor(1e9)}
-    )
+    damaged = {"log_temperature": next(iter(weights.values())).new_tensor(1e9)}
+    write_tensors(stored, MODEL_FILE, weights | damaged)
     write_manifest(stored, {})
     with pytest.raises(CheckpointError, match="expected a finite number above 0") as caught:
         opened(stored)
@@ -111,7 +105,5 @@ def test_what_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="is not a checkpoint") as caught:
         opened(tmp_path / "empty")
-    assert all(
-        name in str(caught.value)
-        for name in ("model.safetensors", "sentence-transformers", "peft", "original DPR")
-    )
+    for name in ("model.safetensors", "sentence-transformers", "peft", "original DPR"):
+        assert name in str(caught.value)

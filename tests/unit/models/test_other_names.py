@@ -56,9 +56,8 @@ def test_similarity_and_names_of_encoding(folder: Path) -> None:
     passages = model.encode_document(TEXTS, convert_to_tensor=True, device="cpu", precision="float32")
     scores = model.similarity(questions, passages)
     np.testing.assert_allclose(scores, questions @ passages.numpy().T, atol=1e-6)
-    np.testing.assert_allclose(
-        model.similarity_pairwise(3 * questions, passages), scores.diagonal(), atol=1e-6
-    )
+    pairs = model.similarity_pairwise(3 * questions, passages)
+    np.testing.assert_allclose(pairs, scores.diagonal(), atol=1e-6)
     assert model.similarity(questions[0], passages).shape == (1, 3)
 
     plain = tiny_model(folder.parent / "encoder", dtype=torch.float32, shared=True)
@@ -145,6 +144,5 @@ def test_what_is_answered_is_there(folder: Path) -> None:
         _ = model.nothing
     with pytest.raises(AttributeError, match=r"module 'dpr' has no attribute 'nothing'$"):
         _ = dpr.nothing
-    assert BiEncoder.from_pretrained(
-        str(folder.parent / "encoder"), EncoderSettings(sequence_length=24), pretrained=False
-    )
+    encoder = str(folder.parent / "encoder")
+    assert BiEncoder.from_pretrained(encoder, EncoderSettings(sequence_length=24), pretrained=False)

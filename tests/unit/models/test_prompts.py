@@ -19,11 +19,8 @@ from dpr.storage.durable import write_manifest
 from tests.helpers.tiny import encoder_folder, tiny_model
 from tests.unit.data.test_joining import fast_tokenizer
 
-PROMPTS: dict[str, Any] = {
-    "query_prompt": "ba be ",
-    "passage_prompt": "bi bo ",
-    "prompts": {"web": "bu ", "code": "ca "},
-}
+PROMPTS: dict[str, Any] = {"query_prompt": "ba be ", "passage_prompt": "bi bo "}
+PROMPTS["prompts"] = {"web": "bu ", "code": "ca "}
 LATER = "query_prompt passage_prompt prompts title_template plain_apostrophes dpr_trailing_sep".split()
 PASSAGES = [Passage("da de di", "do du"), Passage("fa fe")]
 
@@ -58,10 +55,8 @@ def test_a_model_without_prompts_is_stored_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
-    one, other = (
-        tiny_model(tmp_path, prompts=prompts)
-        for prompts in ({"a": "ba ", "b": "be "}, {"b": "be ", "a": "ba "})
-    )
+    orders = {"a": "ba ", "b": "be "}, {"b": "be ", "a": "ba "}
+    one, other = (tiny_model(tmp_path, prompts=prompts) for prompts in orders)
     assert one.fingerprint == other.fingerprint
 
 
@@ -82,9 +77,8 @@ def test_other_prompts_are_refused_unless_forced(tmp_path: Path) -> None:
         name, value = next(iter(given.items()))
         assert getattr(forced.settings, name) == (PROMPTS["prompts"] | value if name == "prompts" else value)
         assert forced.fingerprint != model.fingerprint
-    same = BiEncoder.load(
-        folder, text=GivenTextSettings(query_prompt="ba be ", prompts={"web": "bu ", "new": "di "})
-    )
+    given = GivenTextSettings(query_prompt="ba be ", prompts={"web": "bu ", "new": "di "})
+    same = BiEncoder.load(folder, text=given)
     assert same.settings.prompts == PROMPTS["prompts"] | {"new": "di "}
 
 
@@ -93,14 +87,11 @@ def test_a_folder_that_states_none_takes_those_given(tmp_path: Path) -> None:
         tmp_path / "bert"
     )
     plain = BiEncoder.load(tmp_path / "bert")
-    model = BiEncoder.load(
-        tmp_path / "bert", text=GivenTextSettings(query_prompt="ba be ", plain_apostrophes=False)
-    )
+    given = {"query_prompt": "ba be ", "plain_apostrophes": False}
+    model = BiEncoder.load(tmp_path / "bert", text=GivenTextSettings(**given))
     np.testing.assert_array_equal(model.encode_questions(["ga"]), plain.encode_questions(["ba be ga"]))
     assert not model.settings.plain_apostrophes
-    by_settings = BiEncoder.load(
-        tmp_path / "bert", settings=EncoderSettings(query_prompt="ba be ", plain_apostrophes=False)
-    )
+    by_settings = BiEncoder.load(tmp_path / "bert", settings=EncoderSettings(**given))
     assert by_settings.fingerprint == model.fingerprint
 
 

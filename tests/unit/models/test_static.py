@@ -143,9 +143,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"encoder\.pooling=cls"):
         tiny_model(tmp_path / "static")
     config = TrainCommand()
-    config.encoder.encoder_model_type, config.encoder.pretrained_model_cfg = (
-        "static",
-        str(encoder_folder(tmp_path / "bert")),
-    )
+    config.encoder.encoder_model_type = "static"
+    config.encoder.pretrained_model_cfg = str(encoder_folder(tmp_path / "bert"))
     with pytest.raises(ConfigError, match=r"not the folder of a static .*make one with dpr new-encoder"):
         build_model(config)

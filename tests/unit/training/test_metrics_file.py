@@ -43,11 +43,8 @@ def test_a_line_longer_than_any_line_of_metrics_is_not_read(tmp_path: Path) -> N
     file = tmp_path / "metrics.jsonl"
     file.write_text(WHOLE + '{"step": 2, "eval/x": 0.1, "x": "' + "x" * MAX_LINE_BYTES + '"}\n')
     read = read_training(tmp_path)
-    assert (
-        read is not None
-        and len(read.validations) == 2
-        and "1 lines of metrics.jsonl are damaged" in read.notes[0]
-    )
+    assert read is not None and len(read.validations) == 2
+    assert "1 lines of metrics.jsonl are damaged" in read.notes[0]
     MetricsFile(file).on_train_begin(resumed_at(2))
     assert file.read_text() == WHOLE
 

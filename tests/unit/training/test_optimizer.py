@@ -124,10 +124,8 @@ NAN_AT = (3, 5, 6)
 def test_a_skipped_update_is_reported_with_its_own_step(
     reads_later: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard, optimizer = (
-        FiniteCheck(torch.device("cpu"), most_in_row=2),
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]),
-    )
+    guard = FiniteCheck(torch.device("cpu"), most_in_row=2)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     if reads_later:  # as on CUDA, where the host reads the counts of the update before
         event: Any = SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
@@ -149,10 +147,8 @@ def test_a_skipped_update_is_reported_with_its_own_step(
 def test_a_finite_gradient_whose_norm_is_infinite_changes_no_weight(has_loss_scale: bool) -> None:
     weights = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weights], lr=0.1, fused=True)
-    guard, scaler = (
-        FiniteCheck(torch.device("cpu"), has_loss_scale=has_loss_scale),
-        torch.amp.GradScaler("cpu", enabled=has_loss_scale),
-    )
+    guard = FiniteCheck(torch.device("cpu"), has_loss_scale=has_loss_scale)
+    scaler = torch.amp.GradScaler("cpu", enabled=has_loss_scale)
     moved = []
     for size in (1.0, 3e38, 1.0):
         before = weights.detach().clone()

@@ -104,9 +104,8 @@ def test_passages_that_nothing_reads_are_not_encoded_and_change_nothing(folder: 
         for run in (idle, watched)
     ]
     assert logs[0][0]["pool/margin"] == pytest.approx(logs[1][0]["pool/margin"], abs=rounding)
-    assert len(logs[0]) == len(logs[1]) == 3 and not any(
-        "train/in_batch_acc" in line for log in logs for line in log
-    )
+    assert len(logs[0]) == len(logs[1]) == 3
+    assert not any("train/in_batch_acc" in line for log in logs for line in log)
 
 
 def test_a_run_is_resumed_bit_for_bit_and_never_with_another_teacher(folder: Path) -> None:

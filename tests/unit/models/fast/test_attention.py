@@ -19,21 +19,10 @@ from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import SMALL, batch_of
 
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MODERN: dict[str, Any] = {
-    **SMALL,
-    **TOKENS,
-    "cls_token_id": 1,
-    "sep_token_id": 2,
-    "local_attention": 8,
-    "global_attn_every_n_layers": 2,
-}
-GEMMA = {
-    **SMALL,
-    **TOKENS,
-    "head_dim": 16,
-    "use_bidirectional_attention": True,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+MODERN = SMALL | TOKENS | {"cls_token_id": 1, "sep_token_id": 2}
+MODERN |= {"local_attention": 8, "global_attn_every_n_layers": 2}
+GEMMA = SMALL | TOKENS | {"head_dim": 16, "use_bidirectional_attention": True}
+GEMMA["layer_types"] = ["sliding_attention", "full_attention"]
 WINDOWED: dict[str, Any] = {
     "modernbert": ModernBertConfig(**MODERN),
     "gemma, one key head": Gemma3TextConfig(**GEMMA, num_key_value_heads=1, sliding_window=8),
@@ -50,16 +39,8 @@ def test_a_window_that_leaves_padding_without_keys_has_finite_gradients(name: st
     tower(batch_of([40, 12, 3])).square().sum().backward()
     gradients = {key: value.grad for key, value in tower.named_parameters() if value.grad is not None}
     assert not [key for key, gradient in gradients.items() if not gradient.isfinite().all()]
-    assert (
-        float(
-            gradients[
-                "backbone.embed_tokens.weight"
-                if "gemma" in name
-                else "backbone.embeddings.tok_embeddings.weight"
-            ].norm()
-        )
-        > 0
-    )
+    words = "embed_tokens" if "gemma" in name else "embeddings.tok_embeddings"
+    assert float(gradients[f"backbone.{words}.weight"].norm()) > 0
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -70,9 +51,8 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(
 ) -> None:
     """Against every sequence by itself, in values and in gradients, with the same masks of dropout."""
     lengths, longest, heads = [9, 6, 2], 9, 2
-    states = [
-        torch.randn(1, heads, sum(lengths), 4, dtype=torch.float64, requires_grad=True) for _ in range(3)
-    ]
+    size = 1, heads, sum(lengths), 4
+    states = [torch.randn(size, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     position = torch.tensor([8, 1, 0])
     starts = torch.tensor([0, 9, 15])
     layout = PackedLayout.build(lengths, torch.device("cpu"))
@@ -85,9 +65,8 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(
 
     def plain() -> Tensor:
         queries = longest if num_queries == "all" else 1
-        bits = draw_bits(torch.Size([len(lengths) * heads, queries, longest])).view(
-            len(lengths), heads, queries, longest
-        )
+        shape = len(lengths), heads, queries, longest
+        bits = draw_bits(torch.Size([len(lengths) * heads, queries, longest])).view(shape)
         keep = keep_mask(bits, 0.3, torch.float64) * keep_scale(0.3)
         outputs = []
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths, strict=True)):
@@ -144,14 +123,10 @@ def test_cudnn_which_plans_every_new_shape_is_left_out(kind: str, monkeypatch: p
         return spied
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    tower = Encoder(
-        backbone_from_config(WINDOWED["modernbert"], dropout=0.0),
-        attention="varlen" if kind == "varlen" else "sdpa",
-    )
-    monkeypatch.setattr(
-        "torch.nn.functional.scaled_dot_product_attention",
-        spy(torch.nn.functional.scaled_dot_product_attention),
-    )
+    attention = "varlen" if kind == "varlen" else "sdpa"
+    tower = Encoder(backbone_from_config(WINDOWED["modernbert"], dropout=0.0), attention=attention)
+    sdpa = "scaled_dot_product_attention"
+    monkeypatch.setattr(torch.nn.functional, sdpa, spy(getattr(torch.nn.functional, sdpa)))
     batch = batch_of([9, 5, 3])
     with on_any_device(monkeypatch, dtypes=(torch.float32,)), monkeypatch.context() as inside:
         inside.setattr("torch.nn.attention.varlen.varlen_attn", spy(torch.nn.attention.varlen.varlen_attn))
@@ -168,9 +143,8 @@ def test_a_window_of_another_reach_is_never_packed(monkeypatch: pytest.MonkeyPat
     """The trial's sequences are longer than the window, which shows how far it reaches."""
     original = AttentionOptions.mask
     assert Encoder(backbone_from_config(WINDOWED["modernbert"]), pooling="mean").is_packed
-    monkeypatch.setattr(
-        AttentionOptions, "mask", lambda self, *where: original(self._replace(window=self.window - 1), *where)
-    )
+    shorter = lambda self, *where: original(self._replace(window=self.window - 1), *where)
+    monkeypatch.setattr(AttentionOptions, "mask", shorter)
     wide = ModernBertConfig(**{**MODERN, "local_attention": 40})
     assert not Encoder(backbone_from_config(wide), pooling="mean").is_packed
 
@@ -181,13 +155,11 @@ def test_a_trial_leaves_weights_and_mode_as_they_were_even_if_it_fails() -> None
 
     def fail() -> None:
         with trial(backbone):
-            assert not backbone.training and any(
-                not torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
-            )
+            assert not backbone.training
+            assert any(not torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
             raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
         fail()
-    assert backbone.training and all(
-        torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
-    )
+    assert backbone.training
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())

@@ -99,9 +99,8 @@ def test_packed_is_one_by_one(name: str, pooling: str, tokens: int, monkeypatch:
     padded = tower_of(config_of(name), pooling=pooling, packed=False)
     padded.load_state_dict(packed.state_dict())
     assert packed.is_packed
-    assert packed.fast.prunes_last_layer == (pooling == "last" and name != "gpt2"), (
-        "GPT-2 counts on a state for every token"
-    )
+    # GPT-2 counts on a state for every token.
+    assert packed.fast.prunes_last_layer == (pooling == "last" and name != "gpt2")
     batch = batch_of(LENGTHS)
     found, expected = packed(batch), alone(padded, batch)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
@@ -109,9 +108,8 @@ def test_packed_is_one_by_one(name: str, pooling: str, tokens: int, monkeypatch:
     assert mine.keys() == theirs.keys()
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     worst = max(float((mine[key] - theirs[key]).abs().max()) for key in theirs)
-    assert worst < 2 * torch.finfo(torch.float32).eps * largest, (
-        "norms compute in float32, all else in float64"
-    )
+    # Norms compute in float32, all else in float64.
+    assert worst < 2 * torch.finfo(torch.float32).eps * largest
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -127,9 +125,7 @@ def test_varlen_attention_gets_what_is_seen(name: str, pooling: str, monkeypatch
         "qwen3, windows": [(7, 0), (-1, 0), (7, 0)],
         "gemma3, bidirectional": [(4, 4), (-1, -1), (4, 4)],
     }
-    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3], (
-        "what one token sees is SDPA's"
-    )
+    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3]
     torch.testing.assert_close(found["vectors"], expected["vectors"], rtol=0, atol=1e-11)
     assert_near(found, expected, 1e-5)
 
@@ -161,9 +157,8 @@ def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixt
 
 def test_states_that_pass_from_one_sequence_to_the_next_are_never_packed() -> None:
     """A convolution over the pack would mix the end of a sequence into the beginning of the next."""
-    config = transformers.Lfm2Config(
-        **{**GROUPED, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
-    )
+    layers = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+    config = transformers.Lfm2Config(**GROUPED | layers)
     assert not tower_of(config).is_packed
 
 

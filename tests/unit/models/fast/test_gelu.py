@@ -42,9 +42,8 @@ def test_values_are_those_of_torch_in_the_arguments_place(shape: tuple[int, ...]
         found = Gelu()(states)
     assert found.data_ptr() == states.data_ptr()
     assert found.shape == shape
-    torch.testing.assert_close(
-        found.double(), expected, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=2e-6
-    )
+    rtol = 0.02 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=2e-6)
 
 
 def test_large_arguments_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:

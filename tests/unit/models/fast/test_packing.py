@@ -97,9 +97,8 @@ def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attentio
     """Compares mean and variance of each element over many copies of three sequences."""
     copies, lengths = 2000, [12, 7, 3]
     torch.manual_seed(0)
-    backbone = backbone_from_config(
-        BertConfig(**SMALL, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention)
-    )
+    config = BertConfig(**SMALL, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention)
+    backbone = backbone_from_config(config)
     towers = [Encoder(copy.deepcopy(backbone), packed=True).train(), Encoder(backbone, packed=False).train()]
     one = batch_of(lengths)
     many = TokenBatch(one.tokens.repeat(copies), one.lengths.repeat(copies), one.position.repeat(copies))

@@ -31,11 +31,8 @@ def tower_of(
     config: Any, *, pooling: str = "cls", dropout: float = 0.0, attention_dropout: float | None = None
 ) -> Encoder:
     torch.manual_seed(0)
-    return Encoder(
-        backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout),
-        pooling=pooling,
-        attention="varlen",
-    )
+    backbone = backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
+    return Encoder(backbone, pooling=pooling, attention="varlen")
 
 
 def as_sdpa(tower: Encoder) -> Encoder:
@@ -58,9 +55,7 @@ def test_vectors_and_gradients_equal_sdpas(name: str, pooling: str, monkeypatch:
     tower, batch = tower_of(CONFIGS[name], pooling=pooling).double(), batch_of(LENGTHS)
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
         found = encoded(tower, batch)
-    assert len(calls) == (3 if (name, pooling) == ("modernbert", "cls") else 6), (
-        "two layers of three packs, but a local one for tokens read"
-    )
+    assert len(calls) == (3 if (name, pooling) == ("modernbert", "cls") else 6)
     assert_near(found, encoded(as_sdpa(tower), batch), 1e-11)
     assert float(max(tensor.abs().max() for name, tensor in found.items() if name != "vectors")) > 1e-3
 
@@ -70,10 +65,8 @@ def test_a_last_layer_for_tokens_read_asks_for_one_query_each(monkeypatch: pytes
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
         tower(batch_of(LENGTHS))
     everywhere = (-1, -1)
-    assert calls == [
-        Call(torch.float64, sum(LENGTHS), (40, 40), everywhere),
-        Call(torch.float64, len(LENGTHS), (1, 40), everywhere),
-    ]
+    of_all = Call(torch.float64, sum(LENGTHS), (40, 40), everywhere)
+    assert calls == [of_all, Call(torch.float64, len(LENGTHS), (1, 40), everywhere)]
 
 
 def test_local_layers_have_a_window_and_read_one_token_by_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,17 +102,14 @@ def test_autocast_gives_the_kernel_half_precision(
         with on_any_device(monkeypatch) as calls:
             found = encoded(tower, batch)
     assert calls and {call.dtype for call in calls} == {dtype}
-    assert found["vectors"].dtype == torch.float32 and all(
-        tensor.isfinite().all() for tensor in found.values()
-    )
+    assert found["vectors"].dtype == torch.float32
+    assert all(tensor.isfinite().all() for tensor in found.values())
     assert float((found["vectors"] - exact).norm()) < 2 * float((sdpa - exact).norm())
 
 
 def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    tower, batch = (
-        tower_of(CONFIGS["bert"], dropout=0.1, attention_dropout=0.0).double().train(),
-        batch_of(LENGTHS),
-    )
+    tower = tower_of(CONFIGS["bert"], dropout=0.1, attention_dropout=0.0).double().train()
+    batch = batch_of(LENGTHS)
     results = []
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
         for checkpointed in (False, True):
@@ -134,26 +124,15 @@ def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.Mon
 def test_training_takes_the_steps_it_takes_with_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for attention in ("sdpa", "varlen"):
-        model = tiny_model(
-            tmp_path / "encoder",
-            dropout=0.2,
-            options=TowerOptions(attention=attention, attention_dropout=0.0),
-        )
+        options = TowerOptions(attention=attention, attention_dropout=0.0)
+        model = tiny_model(tmp_path / "encoder", dropout=0.2, options=options)
         with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-            job = make_trainer(
-                model,
-                [ListSource(make_samples(24))],
-                [],
-                tmp_path / attention,
-                max_steps=2,
-                grad_cache_tokens=60,
-            )
-            job.train()
+            how = {"max_steps": 2, "grad_cache_tokens": 60}
+            make_trainer(model, [ListSource(make_samples(24))], [], tmp_path / attention, **how).train()
         assert bool(calls) == (attention == "varlen")
         weights.append(model.weights())
     # The same hidden dropout: its masks are drawn in the same order.
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8, msg=name)
+    assert_near(weights[1], weights[0], 1e-8)
 
 
 def test_attention_dropout_is_refused_and_hidden_dropout_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +176,8 @@ def test_trials_before_training_have_its_precision_and_warn_of_nothing(
     options = TowerOptions(attention="varlen", attention_dropout=0.0)
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32, options=options)
     with on_any_device(monkeypatch) as calls, caplog.at_level(logging.WARNING):
-        make_trainer(
-            model, [ListSource(make_samples(24))], [], tmp_path / "run", max_steps=1, precision="bf16"
-        ).train()
+        sets = [ListSource(make_samples(24))], []
+        make_trainer(model, *sets, tmp_path / "run", max_steps=1, precision="bf16").train()
     assert {call.dtype for call in calls} == {torch.bfloat16} and "no effect here" not in caplog.text
 
 
