@@ -139,9 +139,8 @@ def test_the_first_of_several_is_shown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = (item for _ in range(2) for item in counted("ab", "inner", unit="letters"))
-    assert lines_of(caplog, monkeypatch, counted(inner, "outer", 4)) == [
-        f"outer: {done} of 4 passages" for done in range(1, 5)
-    ]
+    lines = [f"outer: {done} of 4 passages" for done in range(1, 5)]
+    assert lines_of(caplog, monkeypatch, counted(inner, "outer", 4)) == lines
     assert lines_of(caplog, monkeypatch, counted("a", "inner", unit="letters")) == ["inner: 1 of 1 letters"]
 
     # One that was left in the middle silences no other, and is not to be closed.

@@ -23,9 +23,8 @@ CUT = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by pee
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     """That of a group of three ranks, of which this process is the first."""
     monkeypatch.setattr(lost_ranks, "ROLL_CALL_S", 0.3)
-    master = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=patient(30))
-    )
+    how = {"is_master": True, "wait_for_workers": False, "timeout": timedelta(seconds=patient(30))}
+    master = dist.TCPStore("127.0.0.1", 0, **how)
     master.set_timeout(timedelta(seconds=5))
     for name, value in {
         "RANK": "0",
@@ -119,9 +118,8 @@ def test_without_a_store_the_launcher_is_suspected(
 def test_a_worker_of_the_loader_is_named_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
     monkeypatch.delenv("RANK", raising=False)
-    assert message_of(killed, "").startswith(
-        "data-loader worker 77 is killed by signal: Killed; often the machine ran out of memory"
-    )
+    told = "data-loader worker 77 is killed by signal: Killed; often the machine ran out of memory"
+    assert message_of(killed, "").startswith(told)
     monkeypatch.setenv("RANK", "1")
     assert message_of(RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly")).startswith(
         "data-loader worker 7, 8 of rank 1 exited unexpectedly, at step 12"

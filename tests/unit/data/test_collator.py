@@ -43,24 +43,16 @@ def collate(
 
 
 def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensorizer) -> None:
-    batch = collate(
-        tensorizer,
-        [
-            TrainingSample("ca", (A,), (B, C)),
-            TrainingSample("ce", (B,), (), (D,)),
-            TrainingSample("ci", (C,)),
-        ],
-        2,
-    )
+    samples = [TrainingSample("ca", (A,), (B, C)), TrainingSample("ce", (B,), (), (D,))]
+    batch = collate(tensorizer, [*samples, TrainingSample("ci", (C,))], 2)
     assert batch.context_valid.tolist() == [True, True, True, True, True, False, True, False, False]
     assert batch.positive_idx.tolist() == [0, 3, 6]
     assert len(batch.contexts) == 4
     assert batch.context_row.tolist() == [0, 1, 2, 1, 3, 0, 2, 0, 0]
     assert batch.context_ids[1].tolist() == batch.context_ids[3].tolist() == list(passage_identity(B, "tiny"))
     assert batch.context_ids[5].tolist() == [0, 0]
-    assert (
-        batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum()) == 3 * 3 + 4 * 3
-    )
+    assert batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum())
+    assert batch.num_tokens == 3 * 3 + 4 * 3
 
 
 def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None:
@@ -178,26 +170,20 @@ def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer
     options = DataSetSettings(query_prefix="ca ", passage_prefix="ce-", selector=1)
     batch = Collator(tensorizer, num_hard=1, num_other=0)([data_row(ListSource([sample]), 0, options)])
     assert words_of(tensorizer, batch) == ["[CLS] ce - be bi [SEP]", "[CLS] ce - bu [SEP] bo [SEP]"]
-    assert tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist()) == [
-        "[CLS]",
-        "ca",
-        "ba",
-        "[SEP]",
-    ]
+    asked = tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist())
+    assert asked == ["[CLS]", "ca", "ba", "[SEP]"]
     assert batch.context_ids[0].tolist() == list(passage_identity(sample.positives[0], "tiny"))
 
 
 def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> None:
     long = "ca ce ci co cu da de di do du fa fe fi fo fu ga ge gi"
     options = DataSetSettings(passage_prefix="ba be ")
-    source = ListSource(
-        [TrainingSample("q", (Passage(f"{long} {long}"),)), TrainingSample("q", (Passage(long, "ka"),))]
-    )
+    passages = Passage(f"{long} {long}"), Passage(long, "ka")
+    source = ListSource([TrainingSample("q", (passage,)) for passage in passages])
     seen = set()
     for seed in range(12):
-        collator = Collator(
-            tensorizer, num_hard=0, num_other=0, seed=seed, augmentation=Augmentation(crop_tokens=9)
-        )
+        cropping = Augmentation(crop_tokens=9)
+        collator = Collator(tensorizer, num_hard=0, num_other=0, seed=seed, augmentation=cropping)
         words = words_of(tensorizer, collator([data_row(source, row, options) for row in range(2)]))
         assert words[0].startswith("[CLS] ba be ") and words[1].startswith("[CLS] ba be ka [SEP] ")
         assert {len(text.split()) for text in words} == {9}

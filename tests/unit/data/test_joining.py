@@ -15,13 +15,7 @@ from dpr.data.tensorizer import Tensorizer
 from tests.helpers.examples import examples
 from tests.helpers.tiny import VOCABULARY, WORDS
 
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 
 
 def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
@@ -33,18 +27,14 @@ def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
         vocabulary = {token: number for number, token in enumerate([*SPECIAL.values(), *letters])}
         tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.post_processor = processors.RobertaProcessing(
-            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
-        )
+        ends = [(token, vocabulary[token]) for token in ("[SEP]", "[CLS]")]
+        tokenizer.post_processor = processors.RobertaProcessing(*ends)
     else:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        single, pair = (
-            ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]")
-            if kind == "bert"
-            else ("$A [SEP]", "$A [SEP] $B [SEP]")
-        )
+        begin = "[CLS] " if kind == "bert" else ""
+        single, pair = f"{begin}$A [SEP]", f"{begin}$A [SEP] $B [SEP]"
         if kind != "gpt2":
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=single, pair=pair, special_tokens=ids
@@ -88,12 +78,8 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 def test_joined_parts_are_the_pair(kind: str, title: str, text: str, length: int) -> None:
     tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=length)
     passage = Passage(text, title)
-    assert (
-        tensorizer.passage_tokens([stored(tensorizer, passage), passage])
-        == tensorizer.passage_tokens([passage]) * 2
-    )
-    assert (
-        tensorizer.question_tokens(tensorizer.bare_tokens([text]))
-        == tensorizer.passage_tokens([Passage(text)])
-        or text != text.strip()
-    )
+    expected = tensorizer.passage_tokens([passage]) * 2
+    assert tensorizer.passage_tokens([stored(tensorizer, passage), passage]) == expected
+    if text == text.strip():
+        asked = tensorizer.question_tokens(tensorizer.bare_tokens([text]))
+        assert asked == tensorizer.passage_tokens([Passage(text)])

@@ -29,16 +29,9 @@ def one_set_a_global_batch(
     sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
 ) -> GlobalBatchIterator:
     features = features_of(sizes, sampling) or [None] * len(sizes)
+    shared = {"global_batch_size": GLOBAL_BATCH, "seed": seed, "rank": rank, "world_size": world_size}
     sets = [
-        ShardedDataIterator(
-            size,
-            global_batch_size=GLOBAL_BATCH,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            dataset=number,
-            features=features[number],
-        )
+        ShardedDataIterator(size, **shared, dataset=number, features=features[number])
         for number, size in enumerate(sizes)
     ]
     return MultiSetDataIterator(sets, seed=seed, sampling=Sampling(**sampling))
@@ -48,17 +41,14 @@ def mixed(
     sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
 ) -> GlobalBatchIterator:
     shared = {"global_batch_size": GLOBAL_BATCH, "seed": seed, "rank": rank, "world_size": world_size}
-    return MixedDataIterator(
-        sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features_of(sizes, sampling)
-    )
+    how = {"sampling": Sampling(mixed=True, **sampling), "features": features_of(sizes, sampling)}
+    return MixedDataIterator(sizes, **shared, **how)
 
 
 def features_of(sizes: tuple[int, ...], sampling: dict[str, Any]) -> list[np.ndarray] | None:
     if sampling.get("group_by_words"):
-        return [
-            words_around(np.random.default_rng(dataset).integers(0, 9, size))
-            for dataset, size in enumerate(sizes)
-        ]
+        topics = [np.random.default_rng(dataset).integers(0, 9, size) for dataset, size in enumerate(sizes)]
+        return [words_around(each) for each in topics]
     return None
 
 
@@ -73,16 +63,10 @@ def words_around(topics: np.ndarray) -> np.ndarray:
 
 def rows_of(iterator: GlobalBatchIterator, epochs: Iterable[int]) -> list[tuple[int, int]]:
     """(data set, row) of all global batches of some epochs, in order."""
-    global_batches = [
-        iterator.global_batch(epoch, global_batch)
-        for epoch in epochs
-        for global_batch in range(iterator.batches_per_epoch)
-    ]
-    return [
-        place
-        for global_batch in global_batches
-        for place in zip(global_batch.datasets.tolist(), global_batch.rows.tolist(), strict=True)
-    ]
+    keys = [(epoch, number) for epoch in epochs for number in range(iterator.batches_per_epoch)]
+    batches = [iterator.global_batch(*key) for key in keys]
+    places = [zip(batch.datasets.tolist(), batch.rows.tolist(), strict=True) for batch in batches]
+    return [place for of_batch in places for place in of_batch]
 
 
 BOTH = pytest.mark.parametrize("made", [one_set_a_global_batch, mixed])
@@ -205,32 +189,28 @@ def test_a_global_batch_does_not_depend_on_history(made: Made, sampling: dict[st
     worn = made(**sampling)
     rows_of(worn, [3, 0])
     for key in ((1, 4), (0, 0), (4, 2)):
-        assert [part.tolist() for part in worn.global_batch(*key)] == [
-            part.tolist() for part in made(**sampling).global_batch(*key)
-        ]
+        found, expected = (each.global_batch(*key) for each in (worn, made(**sampling)))
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
     assert rows_of(worn, [1]) != rows_of(worn, [2])
     assert rows_of(worn, [1]) != rows_of(made(**sampling, seed=2), [1])
 
 
 def test_one_set_a_global_batch_or_all_sets_in_one() -> None:
-    kinds = [
-        {len(set(found.global_batch(0, global_batch).datasets.tolist())) for global_batch in range(60)}
-        for found in (one_set_a_global_batch(), mixed())
-    ]
-    assert kinds[0] == {1} and max(kinds[1]) == 3
+    sets = []
+    for found in (one_set_a_global_batch(), mixed()):
+        batches = [found.global_batch(0, number) for number in range(60)]
+        sets.append([len(set(batch.datasets.tolist())) for batch in batches])
+    assert set(sets[0]) == {1} and max(sets[1]) == 3
     # Most global batches of 8 hold several sets, as drawing 8 rows of 403, 90 and 37 would give.
-    several = sum(
-        len(set(mixed().global_batch(0, global_batch).datasets.tolist())) > 1 for global_batch in range(60)
-    )
+    several = sum(number > 1 for number in sets[1])
     assert 42 <= several <= 60  # 1 - 0.76^8 - ... = 0.89 of them
 
 
 def test_rates_multiply_global_batches_as_before() -> None:
     found = one_set_a_global_batch((40, 20), rates=[0.5, 2.0])
     assert found.counts == (2, 4) and found.passes() == [0.4, 2.0]
-    assert [dataset for dataset, _ in rows_of(found, [3])] != sorted(
-        dataset for dataset, _ in rows_of(found, [3])
-    )
+    order = [dataset for dataset, _ in rows_of(found, [3])]
+    assert order != sorted(order)
     # 56 of the 60 rows fill whole global batches; 18.67 and 37.33
     assert mixed((40, 20), rates=[0.5, 2.0]).counts == (19, 37)
 
@@ -243,24 +223,16 @@ def test_global_batches_of_rows_near_each_other_in_an_order_that_says_nothing_of
     assert (global_batches == global_batches[:, :1]).all(), "each topic fills whole global batches"
     assert abs(np.corrcoef(np.arange(len(global_batches)), global_batches[:, 0])[0, 1]) < 0.3
     assert (np.diff(global_batches[:, 0]) == 0).mean() < 0.2
-    first = [
-        int(
-            np.flatnonzero(
-                places[start : start + GLOBAL_BATCH] == places[start : start + GLOBAL_BATCH].min()
-            )[0]
-        )
-        for start in range(0, 900, GLOBAL_BATCH)
-    ]
-    assert len(set(first)) == GLOBAL_BATCH, "the row that the others are near is anywhere in the global batch"
+    first = {int(batch.argmin()) for batch in places[:904].reshape(-1, GLOBAL_BATCH)}
+    assert len(first) == GLOBAL_BATCH, "the row that the others are near is anywhere in the global batch"
 
 
 def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
     features = words_around(np.zeros(6 * GLOBAL_BATCH, dtype=np.int64))
     features["positive"] = np.arange(6 * GLOBAL_BATCH) // 6  # six questions of each, the nearest rows of all
     features["vector"] = features["vector"][features["positive"]]
-    global_batches = features["positive"][group(features, GLOBAL_BATCH, np.random.default_rng(1))].reshape(
-        -1, GLOBAL_BATCH
-    )
+    order = group(features, GLOBAL_BATCH, np.random.default_rng(1))
+    global_batches = features["positive"][order].reshape(-1, GLOBAL_BATCH)
     assert [len(set(global_batch)) for global_batch in global_batches.tolist()] == [GLOBAL_BATCH] * 6
     features["positive"] = 0
     assert len(set(group(features, GLOBAL_BATCH, np.random.default_rng(1)).tolist())) == 6 * GLOBAL_BATCH

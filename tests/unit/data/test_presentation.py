@@ -84,19 +84,16 @@ def test_what_is_cut_is_never_the_prompt(kind: str) -> None:
 def test_texts_are_those_of_a_model_that_is_given_them_by_hand() -> None:
     tensorizer, plain = tensorizer_of("bert", TEXT), tensorizer_of("bert", TextSettings())
     assert tensorizer.question_tokens(["ca"]) == plain.question_tokens(["ba be: ca"])
-    assert tensorizer.question_tokens(["ca"], prompt="web", suffix="?") == plain.question_tokens(
-        ["bo bu ca?"]
-    )
-    assert tensorizer.passage_tokens([Passage("ca"), Passage("ca", "ce")]) == plain.passage_tokens(
-        [Passage("bi ca"), Passage("ca", "bi ce")]
-    )
+    asked = tensorizer.question_tokens(["ca"], prompt="web", suffix="?")
+    assert asked == plain.question_tokens(["bo bu ca?"])
+    prompted = [Passage("bi ca"), Passage("ca", "bi ce")]
+    found = tensorizer.passage_tokens([Passage("ca"), Passage("ca", "ce")])
+    assert found == plain.passage_tokens(prompted)
     template = tensorizer_of("bert", TEMPLATE)
-    assert template.passage_tokens([Passage(" ca ", "ce"), Passage("ca")]) == plain.passage_tokens(
-        [Passage("bi ba ce - ca"), Passage("bi ca")]
-    )
-    assert tensorizer_of("bert", TWICE).passage_tokens([Passage("ca", "ce")]) == plain.passage_tokens(
-        [Passage("ce ce ca")]
-    )
+    found = template.passage_tokens([Passage(" ca ", "ce"), Passage("ca")])
+    assert found == plain.passage_tokens([Passage("bi ba ce - ca"), Passage("bi ca")])
+    found = tensorizer_of("bert", TWICE).passage_tokens([Passage("ca", "ce")])
+    assert found == plain.passage_tokens([Passage("ce ce ca")])
 
 
 def test_the_apostrophe_rule_is_the_models() -> None:

@@ -43,9 +43,8 @@ def tensorizer(folder: Path, length: int = 12, **options: object) -> Tensorizer:
 
 
 def test_a_title_makes_a_pair_and_no_title_a_single_text(folder: Path) -> None:
-    encoded = tensorizer(folder).passage_tokens(
-        [Passage(" ba be ", "da"), Passage(" ba be "), Passage("ba", " ")]
-    )
+    passages = [Passage(" ba be ", "da"), Passage(" ba be "), Passage("ba", " ")]
+    encoded = tensorizer(folder).passage_tokens(passages)
     assert encoded[0] == [CLS, *ids("da"), SEP, *ids("ba be"), SEP]
     assert encoded[1] == [CLS, *ids("ba be"), SEP]
     assert encoded[2] == [CLS, SEP, *ids("ba"), SEP]
@@ -53,9 +52,8 @@ def test_a_title_makes_a_pair_and_no_title_a_single_text(folder: Path) -> None:
 
 def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(folder: Path) -> None:
     long = Passage("ba be bi bo bu ca ce ci co cu", "da de")
-    assert tensorizer(folder, 9).passage_tokens([long]) == [
-        [CLS, *ids("da de"), SEP, *ids("ba be bi bo"), SEP]
-    ]
+    (tokens,) = tensorizer(folder, 9).passage_tokens([long])
+    assert tokens == [CLS, *ids("da de"), SEP, *ids("ba be bi bo"), SEP]
     assert tensorizer(folder, 5).question_tokens(["ba be bi bo bu"]) == [[CLS, *ids("ba be bi"), SEP]]
 
 
@@ -64,10 +62,8 @@ def test_a_long_title_is_cut_as_by_the_tokenizer(
     folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two long parts the tokenizer makes every pair of windows."""
-    passages = [
-        Passage("da be " * texts, "ba di " * titles)
-        for titles, texts in ((10, 1), (10, 10), (100, 3), (40, 200))
-    ]
+    sizes = (10, 1), (10, 10), (100, 3), (40, 200)
+    passages = [Passage("da be " * texts, "ba di " * titles) for titles, texts in sizes]
     pairs = [(passage.title, passage.text.strip()) for passage in passages]
     expected = tensorizer(folder, length)._encode(pairs, length)
     ours = tensorizer(folder, length)
@@ -266,13 +262,8 @@ def test_an_expression_without_end_is_one_line(tmp_path: Path) -> None:
 
 
 EOS = BYTES[END]
-PASSAGES = [
-    Passage("abcdefghijkl"),
-    Passage("xyz" * 9, "title"),
-    Passage("xyz", "a title that is long"),
-    Passage(""),
-    Passage("b"),
-]
+PASSAGES = [Passage("abcdefghijkl"), Passage("xyz" * 9, "title"), Passage("xyz", "a title that is long")]
+PASSAGES += [Passage(""), Passage("b")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -283,10 +274,8 @@ def test_an_end_token_survives_truncation(kind: str, length: int) -> None:
     tensorizer = Tensorizer(tokenizer, sequence_length=length)
     found = [*tensorizer.question_tokens(["abcdefghijkl", "a", ""]), *tensorizer.passage_tokens(PASSAGES)]
     assert all(tokens[-1] == EOS and tokens.count(EOS) == 1 and len(tokens) <= length for tokens in found)
-    assert (
-        found[0][:-1]
-        == [*([BYTES[BEGIN]] if kind == "llama" else []), *range(BYTES["a"], BYTES["m"])][: length - 1]
-    )
+    begin = [BYTES[BEGIN]] if kind == "llama" else []
+    assert found[0][:-1] == [*begin, *range(BYTES["a"], BYTES["m"])][: length - 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -329,9 +318,8 @@ def test_a_decoder_that_is_read_at_its_last_token_needs_one(tmp_path: Path) -> N
     settings = {"pooling": "last", "sequence_length": 16, "shared": True}
     with pytest.raises(ConfigError, match=r"set encoder\.append_eos=true"):
         BiEncoder.from_pretrained(folder, EncoderSettings(**settings), pretrained=False)
-    model = BiEncoder.from_pretrained(
-        folder, EncoderSettings(**settings, append_eos=True), pretrained=False
-    ).eval()
+    with_end = EncoderSettings(**settings, append_eos=True)
+    model = BiEncoder.from_pretrained(folder, with_end, pretrained=False).eval()
     assert model.question_model.is_packed
     model.save(tmp_path / "saved")
     loaded = BiEncoder.load(tmp_path / "saved")

@@ -45,9 +45,8 @@ def with_scores(sample: TrainingSample, row: int) -> TrainingSample:
     """The same passage has another score of the teacher in every row; some have none."""
 
     def scored(listed: tuple[Passage, ...]) -> tuple[Passage, ...]:
-        scores = [
-            None if (row + place) % 4 == 3 else math.sin(17 * row + place) for place in range(len(listed))
-        ]
+        places = range(row, row + len(listed))
+        scores = [None if place % 4 == 3 else math.sin(16 * row + place) for place in places]
         return tuple(replace(one, teacher_score=score) for one, score in zip(listed, scores, strict=True))
 
     lists = ("positives", "hard_negatives", "other_negatives")
@@ -68,9 +67,7 @@ def many_samples(count: int = 60) -> list[TrainingSample]:
         samples[1].other_negatives,
     )
     for row in (count // 2, count - 1):
-        samples[row] = TrainingSample(
-            samples[0].question, samples[row].positives, samples[row].hard_negatives
-        )
+        samples[row] = replace(samples[row], question=samples[0].question, other_negatives=())
     last_part = 2 * count // 3
     scored_samples = [with_scores(sample, row) for row, sample in enumerate(samples[:last_part])]
     return [*scored_samples, *samples[last_part:]]
@@ -107,31 +104,23 @@ def batches(
     source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, workers: int = 0, **collating: Any
 ) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
-    global_batches = cut_into_batches(
-        [(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3
-    )
-    order = [
-        (epoch, global_batch)
-        for epoch in range(2)
-        for global_batch in range(global_batches.iterator.batches_per_epoch)
-    ]
+    how = {"global_batch_size": 6, "ranks": Ranks(), "seed": 3}
+    global_batches = cut_into_batches([(source, options)], collator, **how)
+    numbers = range(global_batches.iterator.batches_per_epoch)
+    order = [(epoch, number) for epoch in range(2) for number in numbers]
     return list(batch_loader(global_batches, order, num_workers=workers))
 
 
 def values(batch: BiEncoderBatch) -> list[Any]:
     parts = [batch.questions, batch.contexts]
     tensors = [getattr(part, name) for part in parts for name in ("tokens", "lengths", "position")]
-    names = (
-        "context_row context_valid context_ids positive_idx known_positive_ids known_positive_valid".split()
-    )
-    tensors += [getattr(batch, name) for name in [*names, "loss_weights"]]
+    names = "context_row context_valid context_ids positive_idx loss_weights".split()
+    names += ["known_positive_ids", "known_positive_valid"]
+    tensors += [getattr(batch, name) for name in names]
     if batch.teacher_scores is not None:
         tensors.append(batch.teacher_scores.nan_to_num(9.0))
-    return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [
-        batch.rows,
-        batch.datasets,
-        batch.encoder_type,
-    ]
+    facts = [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors]
+    return [*facts, batch.rows, batch.datasets, batch.encoder_type]
 
 
 @pytest.mark.parametrize(
@@ -215,17 +204,13 @@ def test_what_changes_tokens_makes_another_store(
         write_training_set(tmp_path / "train.jsonl", many_samples()[:-1])
         text = open_training_set(tmp_path / "train.jsonl", name="tiny")
     elif change == "vocabulary":
-        tensorizer = Tensorizer.load(
-            tmp_path / "tokenizer", sequence_length=12, question_length=6, special_tokens=["[Q]"]
-        )
+        lengths = {"sequence_length": 12, "question_length": 6}
+        tensorizer = Tensorizer.load(tmp_path / "tokenizer", **lengths, special_tokens=["[Q]"])
     elif change == "name":
         text = open_training_set(tmp_path / "train.jsonl", name="b")
     else:
-        changed = {
-            "prefix": {"query_prefix": "ba"},
-            "passage prefix": {"passage_prefix": "ba "},
-            "normalize": {"normalize": True},
-        }
+        changed = {"prefix": {"query_prefix": "ba"}, "passage prefix": {"passage_prefix": "ba "}}
+        changed["normalize"] = {"normalize": True}
         options = DataSetSettings(**changed[change])  # type: ignore[arg-type]
     assert not isinstance(open_tokens(text, tensorizer, options, build=False), StoredTokens)
     second = stored(text, tensorizer, options)
@@ -315,9 +300,8 @@ def test_several_processes_build_what_one_builds(
     for cores in ({0}, {0, 1}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         source = stored(text, tensorizer, folder=tmp_path / f"store-{len(cores)}")
-        contents.append(
-            {path.relative_to(source._folder): path.read_bytes() for path in source._folder.rglob("*.npy")}
-        )
+        stored_files = {path.relative_to(source._folder): path for path in source._folder.rglob("*.npy")}
+        contents.append({name: path.read_bytes() for name, path in stored_files.items()})
     assert contents[0] == contents[1] and len(contents[0]) == 15
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -82,10 +82,8 @@ def test_another_process_that_orders_sets_of_words_otherwise_finds_the_same() ->
 
 def test_pairs_of_one_document_count_as_having_one_positive(tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
-    rows = [
-        {"_id": str(row), "title": f"title {row // 2}", "text": f"word{row} other{row} more of it {row}"}
-        for row in range(40)
-    ]
+    texts = [f"word{row} other{row} more of it {row}" for row in range(40)]
+    rows = [{"_id": str(row), "title": f"title {row // 2}", "text": text} for row, text in enumerate(texts)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     positives = row_words(PseudoPairs(file))["positive"]
     assert len(set(positives.tolist())) == 20 and (positives[::2] == positives[1::2]).all()
@@ -130,19 +128,15 @@ def test_a_copy_with_other_spacing_punctuation_and_case_is_found(text: list[str]
 def test_a_copy_with_one_word_changed_is_found(text: list[str], data: st.DataObject) -> None:
     changed = list(text)
     changed[data.draw(st.integers(0, len(text) - 1))] = "CHANGED0"
-    filler = [
-        "entirely different words stand in this sentence here",
-        "and others yet again in that one over there",
-    ]
+    filler = ["entirely different words stand in this sentence", "and others yet again in that one"]
     assert find_near_duplicates([" ".join(text), *filler, " ".join(changed)]) == [None, None, None, 0]
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.6, 0.7, 1.0])
 def test_agrees_with_comparing_every_pair(threshold: float) -> None:
     generator = random.Random(5)
-    base = [
-        [generator.choice("abcdefghijklmnop") for _ in range(generator.randint(1, 12))] for _ in range(40)
-    ]
+    letters = "abcdefghijklmnop"
+    base = [generator.choices(letters, k=generator.randint(1, 12)) for _ in range(40)]
     texts = []
     for _ in range(300):
         text = list(generator.choice(base))

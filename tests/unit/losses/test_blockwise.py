@@ -40,11 +40,8 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
         temperature=temperature,
     )
     result = BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch)
-    return [
-        result.loss,
-        result.num_correct,
-        *torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature)),
-    ]
+    gradients = torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature))
+    return [result.loss, result.num_correct, *gradients]
 
 
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])

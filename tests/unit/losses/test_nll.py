@@ -93,28 +93,18 @@ def test_no_passage_of_a_known_document_competes() -> None:
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, 4, (9, 2), generator=generator)
         positives = torch.randperm(9, generator=generator)[:5]
-        known = torch.stack(
-            [ids[positives, 0], torch.where(torch.arange(5) % 2 > 0, WHOLE_DOCUMENT, ids[positives, 1])],
-            dim=1,
-        )[:, None]
-        found = find_candidates(
-            "distinct",
-            positives,
-            torch.ones(9, dtype=torch.bool),
-            ids,
-            known,
-            torch.ones(5, 1, dtype=torch.bool),
-        )
+        whole = torch.where(torch.arange(5) % 2 > 0, WHOLE_DOCUMENT, ids[positives, 1])
+        known = torch.stack([ids[positives, 0], whole], dim=1)[:, None]
+        valid = torch.ones(9, dtype=torch.bool), torch.ones(5, 1, dtype=torch.bool)
+        found = find_candidates("distinct", positives, valid[0], ids, known, valid[1])
         left_out = found.mask_(torch.zeros(5, 9)) == MASKED_SCORE
         for row, positive in enumerate(positives.tolist()):
             for column in range(9):
                 is_first = not any(torch.equal(ids[column], other) for other in ids[:column])
                 is_target = torch.equal(ids[column], ids[positive]) and is_first
-                is_known = (
-                    bool(ids[column, 0] == ids[positive, 0])
-                    if row % 2
-                    else torch.equal(ids[column], ids[positive])
-                )
+                is_known = torch.equal(ids[column], ids[positive])
+                if row % 2:
+                    is_known = bool(ids[column, 0] == ids[positive, 0])
                 assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target))
 
 
@@ -123,11 +113,7 @@ def passages_of(slots: list[tuple[str | None, str]]) -> list[int]:
     first = list(range(len(slots)))
     for _ in slots:
         for slot, (key, text) in enumerate(slots):
-            same = [
-                other
-                for other, (its, words) in enumerate(slots)
-                if text == words or (key is not None and key == its)
-            ]
+            same = [other for other, its in enumerate(slots) if is_same((key, text), its)]
             first[slot] = min(first[other] for other in same)
     return first
 
@@ -188,12 +174,8 @@ def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) 
         slots = vectors[["xyz".index(passage.text) for passage in passages]]
         global_batch = make_global_batch(slots, positives, ids=ids, known=(known, valid))
         sent = torch.cat([known, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
-        global_batch = replace(
-            global_batch,
-            questions=questions,
-            known_positives=sent,
-            own_scores=own_scores(questions, global_batch),
-        )
+        global_batch = replace(global_batch, questions=questions, known_positives=sent)
+        global_batch = replace(global_batch, own_scores=own_scores(questions, global_batch))
         found.append(Objective(ObjectiveSettings(**settings))(questions, global_batch, batch).loss)
     assert torch.equal(*found)
 

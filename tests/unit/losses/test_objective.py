@@ -79,11 +79,9 @@ def test_a_guide_finds_vectors_by_id_and_namespace(tmp_path: Path, caplog: pytes
     batch = batch_of(2, 2)
     term = Nll(false_negatives=guide, threshold=0.9, max_scores=100)
     for _ in range(2):
-        term(
-            torch.randn(2, 4),
-            make_global_batch(torch.randn(4, 4), batch.positive_idx, ids=batch.context_ids),
-            batch,
-        )
+        vectors = torch.randn(4, 4)
+        global_batch = make_global_batch(vectors, batch.positive_idx, ids=batch.context_ids)
+        term(torch.randn(2, 4), global_batch, batch)
     assert caplog.text.count("no passage of this batch has a vector in loss.guide") == 1
 
 

@@ -19,11 +19,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("arguments")
     write_training_set(folder / "train.jsonl", make_samples(8))
     model: BiEncoder = tiny_model(folder / "encoder", dtype=torch.float32)
-    return {
-        "model": model,
-        "train_sets": [open_training_set(folder / "train.jsonl", name="train")],
-        "output_dir": folder / "run",
-    }
+    train_sets = [open_training_set(folder / "train.jsonl", name="train")]
+    return {"model": model, "train_sets": train_sets, "output_dir": folder / "run"}
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_training_set(tmp_path / "train.json", make_samples(12))
     encoder_folder(tmp_path / "encoder")
     torch.manual_seed(99)
-    BertModel(AutoConfig.from_pretrained(str(tmp_path / "encoder")), add_pooling_layer=False).save_pretrained(
-        str(tmp_path / "encoder")
-    )
+    config = AutoConfig.from_pretrained(str(tmp_path / "encoder"))
+    BertModel(config, add_pooling_layer=False).save_pretrained(str(tmp_path / "encoder"))
     return tmp_path
 
 

@@ -84,9 +84,8 @@ def start_and_tell(folder: Path, together: Any, reported: Any) -> None:
 def test_of_several_starts_at_once_all_but_one_name_the_other_run(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     together, reported = context.Barrier(4), context.Queue()
-    processes = [
-        context.Process(target=start_and_tell, args=(tmp_path / "run", together, reported)) for _ in range(4)
-    ]
+    given = tmp_path / "run", together, reported
+    processes = [context.Process(target=start_and_tell, args=given) for _ in range(4)]
     for process in processes:
         process.start()
     messages = sorted(reported.get() for _ in processes)
@@ -139,20 +138,13 @@ def job(
     **options: Any,
 ) -> BiEncoderTrainer:
     validation = Falling(values)
-    settings = {
-        "batch_size": 5,
-        "num_train_epochs": 1,
-        "eval_every_steps": 1,
-        "best_metric": "eval/falling",
-        "eval_at_start": False,
-    }
+    settings = {"batch_size": 5, "num_train_epochs": 1, "eval_every_steps": 1, "eval_at_start": False}
+    settings |= {"best_metric": "eval/falling", "validations": [validation], **options}
     model = tiny_model(folder / "encoder")
     sets = [ListSource(make_samples(20))]
     full = FullDisk(validation, full_at, patch)
     further = [LoadBest()] if load_best else []
-    return make_trainer(
-        model, sets, [], folder / "run", full, *further, validations=[validation], **(settings | options)
-    )
+    return make_trainer(model, sets, [], folder / "run", full, *further, **settings)
 
 
 VALUES = {1: 3.0, 2: 2.0, 3: 1.0, 4: 2.5}
@@ -165,10 +157,8 @@ def test_the_best_is_the_best_that_was_saved(tmp_path: Path, monkeypatch: pytest
     assert run["best_checkpoint"] == trainer.progress.best_checkpoint == "dpr_biencoder.step2"
     kept = {path.name for path in run_folders.checkpoint_folders(tmp_path / "run")}
     assert kept == {"dpr_biencoder.step2", "dpr_biencoder.step4"}
-    assert (
-        BiEncoder.load(tmp_path / "run").fingerprint
-        == BiEncoder.load(tmp_path / "run" / "dpr_biencoder.step2").fingerprint
-    )
+    opened = [BiEncoder.load(place) for place in (tmp_path / "run", tmp_path / "run" / "dpr_biencoder.step2")]
+    assert opened[0].fingerprint == opened[1].fingerprint
 
 
 def test_a_best_checkpoint_that_was_removed_is_said_and_chosen_anew(
@@ -211,9 +201,8 @@ def test_a_run_whose_last_step_is_not_saved_fails_and_is_done_again(
     with pytest.raises(CheckpointError, match=r"at its end, step 4, but that step could not be saved"):
         job(tmp_path, monkeypatch, full_at, VALUES, eval_every_steps=every).train()
     assert (tmp_path / "run" / "run.json").exists() == bool(left)
-    steps = [
-        int(path.name.rpartition("step")[2]) for path in run_folders.checkpoint_folders(tmp_path / "run")
-    ]
+    folders = run_folders.checkpoint_folders(tmp_path / "run")
+    steps = [int(path.name.rpartition("step")[2]) for path in folders]
     assert steps == left
     monkeypatch.undo()
     assert job(tmp_path, monkeypatch, (), VALUES).train() == 1.0

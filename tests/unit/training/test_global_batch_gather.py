@@ -48,9 +48,8 @@ def note_collectives(events: list[str]) -> None:
         def noted(
             target: torch.Tensor, source: torch.Tensor, *, real: Any = real, name: str = name, **options: Any
         ) -> _Handle:
-            label = (
-                f"{'facts' if source.dtype == METADATA else 'vectors' if 'gather' in name else 'gradient'}"
-            )
+            tensor = "vectors" if "gather" in name else "gradient"
+            label = "facts" if source.dtype == METADATA else tensor
             events.append(f"start {label}")
             return _Handle(real(target, source, **options), lambda: events.append(f"wait {label}"))
 
@@ -68,9 +67,8 @@ def note_towers(model: BiEncoder, events: list[str]) -> None:
 
 
 def events_of_a_step(folder: Path, case: dict[str, Any]) -> list[str]:
-    model = tiny_model(
-        folder, options=TowerOptions(**case.get("options", {})), **case.get("settings", {})
-    ).train()
+    options = TowerOptions(**case.get("options", {}))
+    model = tiny_model(folder, options=options, **case.get("settings", {})).train()
     events: list[str] = []
     note_towers(model, events)
     ranks = current_ranks()
@@ -126,12 +124,10 @@ def test_collectives_run_beside_the_question_tower_in_one_order(
 def test_with_caching_vectors_travel_while_questions_are_encoded(events: list[dict[str, list[str]]]) -> None:
     for of_rank in events:
         seen = [event for event in of_rank["cached"] if event.startswith(("start", "wait"))]
-        assert ", ".join(seen) == (
-            "start facts, start vectors, wait facts, wait vectors, start gradient, wait gradient"
-        )
-        first, before, after = (
-            of_rank["cached"].index(event) for event in ("start facts", "start vectors", "wait vectors")
-        )
+        order = "start facts, start vectors, wait facts, wait vectors, start gradient, wait gradient"
+        assert ", ".join(seen) == order
+        moments = ("start facts", "start vectors", "wait vectors")
+        first, before, after = (of_rank["cached"].index(event) for event in moments)
         assert set(of_rank["cached"][first + 1 : before]) == {"ctx forward"}
         assert "question forward" in of_rank["cached"][before:after]
 
@@ -144,11 +140,9 @@ def rows_left_after_a_step() -> int:
         local = torch.randn(4, 8, requires_grad=True)
         pending = start_gather(local * 2)
         rows = pending()
-        references += [
-            weakref.ref(rows.untyped_storage()),
-            weakref.ref(rows.grad_fn),
-            weakref.ref(pending.args[0]),
-        ]
+        kept = rows.untyped_storage(), rows.grad_fn, pending.args[0]
+        references += [weakref.ref(each) for each in kept]
+        del kept
         rows.square().sum().backward()
         assert local.grad is not None and bool(local.grad.any())
         del rows, pending, local

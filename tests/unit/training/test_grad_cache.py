@@ -17,7 +17,7 @@ from dpr.training import grad_cache
 from dpr.training.compute import graph_bytes_per_token
 from dpr.training.grad_cache import CachedStep
 from tests.helpers.tiny import encoder_folder, tiny_model
-from tests.helpers.training import batch_for
+from tests.helpers.training import batch_for, gradients
 
 CPU = torch.device("cpu")
 
@@ -32,11 +32,7 @@ def gradient(model: BiEncoder, max_tokens: int, *, seed: int = 5) -> dict[str, t
     torch.manual_seed(seed)
     step = CachedStep(model.train(), BiEncoderNllLoss(), max_tokens=max_tokens, ranks=Ranks(), device=CPU)
     step(batch_for(model), num_batches=1, is_last=True)
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
+    return gradients(model)
 
 
 def lengths_seen(
@@ -120,10 +116,8 @@ def test_chunks_are_carried_on_without_the_global_batch(
     ) -> None:
         assert [reference() for reference in of_global_batch] == [None]
         sizes = {side: tuple(gradient.shape) for side, gradient in gradients.items()}
-        assert sizes == {
-            "ctx": (len(batch.contexts), model.dimension),
-            "question": (len(batch), model.dimension),
-        }
+        sides = {"ctx": len(batch.contexts), "question": len(batch)}
+        assert sizes == {side: (count, model.dimension) for side, count in sides.items()}
         carry_on(step, batch, chunks, gradients, *rest)
 
     monkeypatch.setattr(grad_cache, "global_batch_loss", noted_loss)
@@ -135,18 +129,15 @@ def test_chunks_are_carried_on_without_the_global_batch(
 def test_a_frozen_tower_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
     batch, calls = batch_for(model), lengths_seen(model, monkeypatch)
-    gradients = gradient(model, 24)
-    assert (
-        sum(size for size, _ in calls) <= batch.contexts.tokens.shape[0] + 2 * batch.questions.tokens.shape[0]
-    )
-    assert not any(name.startswith("ctx_model") for name in gradients)
+    found = gradient(model, 24)
+    most = batch.contexts.tokens.shape[0] + 2 * batch.questions.tokens.shape[0]
+    assert sum(size for size, _ in calls) <= most
+    assert not any(name.startswith("ctx_model") for name in found)
 
 
 def test_bytes_per_token_are_those_autograd_keeps(tmp_path: Path) -> None:
-    small, wide = (
-        tiny_model(encoder_folder(tmp_path / str(width), hidden_size=width), dropout=0.1)
-        for width in (16, 64)
-    )
+    folders = [encoder_folder(tmp_path / str(width), hidden_size=width) for width in (16, 64)]
+    small, wide = (tiny_model(folder, dropout=0.1) for folder in folders)
     per_token = graph_bytes_per_token(small)
     assert per_token > 2 * 16 * 8, "each of two layers keeps more than its input"
     assert 2 * per_token < graph_bytes_per_token(wide) < 8 * per_token

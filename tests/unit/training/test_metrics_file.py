@@ -104,9 +104,8 @@ def test_a_line_after_a_kill_is_that_of_the_undisturbed_run(tmp_path: Path) -> N
         model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
         sets = [ListSource(make_samples(16)), ListSource(make_samples(16, seed=4))]
         how = {"max_steps": 7, "save_every_steps": 2, "log_batch_step": 5, "num_train_epochs": 9}
-        run = make_trainer(
-            model, sets, [ListSource(make_samples(6))], tmp_path / name, SpoiltAt(2), *callbacks, **how
-        )
+        dev = [ListSource(make_samples(6))]
+        run = make_trainer(model, sets, dev, tmp_path / name, SpoiltAt(2), *callbacks, **how)
         with suppress(KeyboardInterrupt):
             run.train()
         file = tmp_path / name / "metrics.jsonl"

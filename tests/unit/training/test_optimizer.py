@@ -47,9 +47,8 @@ def by_name(model: BiEncoder, optimizer: torch.optim.Optimizer) -> dict[str, tup
 
 def test_biases_and_norms_do_not_decay_and_embeddings_learn_faster(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(learn_temperature=True))
-    optimizer = make_optimizer(
-        model, OptimizerSettings(learning_rate=1.0, weight_decay=0.1, embedding_lr_factor=5)
-    )
+    settings = OptimizerSettings(learning_rate=1.0, weight_decay=0.1, embedding_lr_factor=5)
+    optimizer = make_optimizer(model, settings)
     set_learning_rate(optimizer, 2.0)
     groups = by_name(model, optimizer)
     assert groups["question_model.backbone.embeddings.word_embeddings.weight"] == (0.1, 10.0)
@@ -63,9 +62,8 @@ def test_biases_and_norms_do_not_decay_and_embeddings_learn_faster(tmp_path: Pat
 
 def test_a_frozen_tower_is_not_in_the_optimizer(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
-    assert not any(
-        name.startswith("ctx_model.") for name in by_name(model, make_optimizer(model, OptimizerSettings()))
-    )
+    trained = by_name(model, make_optimizer(model, OptimizerSettings()))
+    assert not any(name.startswith("ctx_model.") for name in trained)
 
 
 def test_state_that_lacks_a_parameter_is_refused(tmp_path: Path) -> None:
@@ -109,9 +107,8 @@ def test_means_leave_out_an_update_that_is_skipped() -> None:
         optimizer.step()
         seen += [] if skips else [[value.detach().clone() for value in values]]
     for first, second, third, value in zip(*seen, values, strict=True):
-        torch.testing.assert_close(
-            optimizer.state[value]["twin"], (first + 2 * second + 4 * third) / 7, rtol=1e-12, atol=0
-        )
+        mean = (first + 2 * second + 4 * third) / 7
+        torch.testing.assert_close(optimizer.state[value]["twin"], mean, rtol=1e-12, atol=0)
     with optimizer.averaged():
         assert not torch.equal(values[0], seen[2][0])
     assert torch.equal(values[0], seen[2][0])
@@ -158,11 +155,9 @@ def test_a_finite_gradient_whose_norm_is_infinite_changes_no_weight(has_loss_sca
             weights.grad = weights.grad * scaler.get_scale()
             weights.grad = weights.grad.clamp(max=3e38)
         scaler.unscale_(optimizer)
-        norm = (
-            torch.nn.utils.clip_grad_norm_([weights], float("inf"))
-            if size == 1.0
-            else torch.tensor(torch.inf)
-        )
+        norm = torch.tensor(torch.inf)
+        if size == 1.0:
+            norm = torch.nn.utils.clip_grad_norm_([weights], float("inf"))
         guard.check(optimizer, norm)
         scaler.step(optimizer)
         scaler.update()

@@ -54,11 +54,8 @@ def left_by_wrapping(folder: Path) -> list[str]:
     torch.manual_seed(7)
     found = [name for name, tensor in model.weights().items() if not torch.equal(tensor, before[name])]
     found += [name for name, parameter in model.named_parameters() if parameter.grad is not None]
-    return (
-        found
-        + ["mode"] * (not model.training)
-        + ["random numbers"] * (not torch.equal(drawn, torch.rand(())))
-    )
+    found += ["mode"] * (not model.training)
+    return found + ["random numbers"] * (not torch.equal(drawn, torch.rand(())))
 
 
 def stopped_and_whole(folder: Path) -> tuple[list[str], dict[str, bool]]:

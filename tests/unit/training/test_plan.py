@@ -29,17 +29,13 @@ def test_negatives_are_counted_as_they_are_there(
         samples = [replace(sample, hard_negatives=(), other_negatives=()) for sample in samples]
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     with caplog.at_level("INFO"):
-        make_trainer(
-            model, [ListSource(samples)], [], tmp_path / "run", hard_negatives=hard_negatives, max_steps=1
-        ).train()
+        sets, how = [ListSource(samples)], {"hard_negatives": hard_negatives, "max_steps": 1}
+        make_trainer(model, sets, [], tmp_path / "run", **how).train()
     width = 8 * (1 + own)
-    assert (
-        f"8 questions x {width} passages on 1 rank ({width - 1} negatives per question, {own or 'none'} of its own)"
-        in caplog.text
-    )
-    assert caplog.text.count("have hard negatives, but train.hard_negatives=0 ignores them") == (
-        has_hard and not hard_negatives
-    )
+    told = f"({width - 1} negatives per question, {own or 'none'} of its own)"
+    assert f"8 questions x {width} passages on 1 rank {told}" in caplog.text
+    told = "have hard negatives, but train.hard_negatives=0 ignores them"
+    assert caplog.text.count(told) == (has_hard and not hard_negatives)
 
 
 def plan_of(folder: Path, *rows: int, ranks: Ranks | None = None, **settings: Any) -> Plan:
@@ -91,9 +87,8 @@ def test_fewer_rows_than_a_batch_are_the_batch(
 def test_few_rows_are_shared_by_the_ranks_alike(tmp_path: Path) -> None:
     plans = [plan_of(tmp_path, 6, ranks=Ranks(rank, 2)) for rank in range(2)]
     alone = plan_of(tmp_path, 6).dataset.iterator.global_batch(4, 0).rows
-    assert np.array_equal(
-        np.concatenate([plan.dataset.iterator.global_batch(4, 0).rows for plan in plans]), alone
-    )
+    parts = [plan.dataset.iterator.global_batch(4, 0).rows for plan in plans]
+    assert np.array_equal(np.concatenate(parts), alone)
     odd = plan_of(tmp_path, 7, ranks=Ranks(0, 2))
     assert odd.global_batch_size == 6, "one row waits, another one in each epoch"
     with pytest.raises(ConfigError, match=r"1 rows do not fill.*the number of processes"):
@@ -108,11 +103,9 @@ def test_an_update_that_takes_more_than_an_epoch_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("scored", [None, 0, 999])
 def test_a_teacher_without_scores_is_refused(scored: int | None) -> None:
     def with_score(row: int, sample: TrainingSample) -> TrainingSample:
-        return (
-            replace(sample, positives=tuple(replace(one, teacher_score=1.0) for one in sample.positives))
-            if row == scored
-            else sample
-        )
+        if row != scored:
+            return sample
+        return replace(sample, positives=tuple(replace(one, teacher_score=1.0) for one in sample.positives))
 
     samples = [with_score(row, sample) for row, sample in enumerate(make_samples(40) * 25)]
     settings = TrainingSettings(loss=LossSettings(kl_weight=1.0, margin_mse_weight=0.5))

@@ -40,10 +40,8 @@ def write_retrieval_set(folder: Path) -> Path:
     texts = [sentence(rng, rng.randint(3, 20)) for _ in range(PASSAGES)]
     texts[5::5] = texts[4:-1:5]
     ids = [f"p{number * 7919 % 1000}" for number in range(PASSAGES)]
-    rows = [
-        f"{key}\t{text}\ttitle {number % 9}\n"
-        for number, (key, text) in enumerate(zip(ids, texts, strict=True))
-    ]
+    pairs = enumerate(zip(ids, texts, strict=True))
+    rows = [f"{key}\t{text}\ttitle {number % 9}\n" for number, (key, text) in pairs]
     (folder / "corpus.tsv").write_text("id\ttext\ttitle\n" + "".join(rows))
     gold = [rng.sample(range(PASSAGES), 1 + number % 2) for number in range(QUESTIONS)]
     questions = [
@@ -51,20 +49,16 @@ def write_retrieval_set(folder: Path) -> Path:
         for number, rows in enumerate(gold)
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    lines = [
-        f"q{number}\t{ids[row]}\t{1 + place}\n"
-        for number, rows in enumerate(gold)
-        for place, row in enumerate(rows)
-    ]
+    lines = []
+    for number, rows in enumerate(gold):
+        lines += [f"q{number}\t{ids[row]}\t{1 + place}\n" for place, row in enumerate(rows)]
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines) + "q_other\tp0\t1\n")
     return folder
 
 
 def entry(folder: Path, **options: Any) -> dict[str, Any]:
-    named = {
-        key: str(folder / name)
-        for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))
-    }
+    files = "corpus.tsv", "questions.jsonl", "qrels.tsv"
+    named = {name.partition(".")[0]: str(folder / name) for name in files}
     return {"kind": "retrieval", **named, "name": "own", **options}
 
 

@@ -113,13 +113,8 @@ def test_every_part_of_a_step_has_a_range(tmp_path: Path, grad_cache_tokens: int
         trainer.train()
     counts = Counter(event.name for event in seen.events() if event.name.startswith("dpr/"))
     batches = steps * accumulation
-    assert counts == {
-        "dpr/data": batches,
-        "dpr/encode": batches,
-        "dpr/loss": batches,
-        "dpr/backward": batches,
-        "dpr/update": steps,
-    }
+    parts = dict.fromkeys(("dpr/data", "dpr/encode", "dpr/loss", "dpr/backward"), batches)
+    assert counts == parts | {"dpr/update": steps}
 
 
 def elements_summed(folder: Path) -> list[tuple[list[list[int]], int]]:
@@ -131,9 +126,8 @@ def elements_of(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int]], 
     """The elements that ranks sum in two micro-batches of an update, and those of the model's gradient."""
     model = tiny_model(folder / "encoder")
     options = {"grad_cache_tokens": grad_cache_tokens, "gradient_accumulation_steps": 2, "batch_size": 2}
-    trainer = make_trainer(
-        model, [ListSource(make_samples(32))], [], folder / f"run-{grad_cache_tokens}", max_steps=1, **options
-    )
+    sets, run = [ListSource(make_samples(32))], folder / f"run-{grad_cache_tokens}"
+    trainer = make_trainer(model, sets, [], run, max_steps=1, **options)
     summed: list[list[int]] = []
     real = BiEncoderTrainer.forward_backward
 

@@ -99,10 +99,8 @@ def test_passages_that_nothing_reads_are_not_encoded_and_change_nothing(folder: 
     assert min(encoded[1].values()) > 4 and watching.num_distinct > 4
     rounding = 1e-5  # of other chunks
     assert_near(idle.model.weights(), watched.model.weights(), rounding)
-    logs = [
-        [json.loads(line) for line in (run.output_dir / "metrics.jsonl").read_text().splitlines()]
-        for run in (idle, watched)
-    ]
+    files = [run.output_dir / "metrics.jsonl" for run in (idle, watched)]
+    logs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     assert logs[0][0]["pool/margin"] == pytest.approx(logs[1][0]["pool/margin"], abs=rounding)
     assert len(logs[0]) == len(logs[1]) == 3
     assert not any("train/in_batch_acc" in line for log in logs for line in log)
@@ -195,9 +193,8 @@ def static_job(
 ) -> BiEncoderTrainer:
     """A static encoder whose towers are separate: that of questions has nothing to learn."""
     settings = {"pooling": "mean", "normalize": True, "projection_dim": WIDTH, **dict(encoder)}
-    model = tiny_model(
-        static_folder(folder / "static"), dtype=torch.float32, options=options, dropout=0.0, **settings
-    )
+    place = static_folder(folder / "static")
+    model = tiny_model(place, dtype=torch.float32, options=options, dropout=0.0, **settings)
     given = [str(folder / each) for each in teacher] if isinstance(teacher, list) else str(folder / teacher)
     how = {"learning_rate": 0.1, "num_train_epochs": 8, "hard_negatives": 1, **run}
     loss = TrainingSettings(loss=LossSettings(nll_weight=0.0, teacher=given))

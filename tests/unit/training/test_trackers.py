@@ -121,10 +121,8 @@ def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     defaults = [type(callback).__name__ for callback in default_callbacks(config.train, tmp_path)]
     config.tracking.tensorboard = True
     config.train.early_stopping.patience = 2
-    found = [
-        type(callback).__name__
-        for callback in default_callbacks(config.train, tmp_path, make_trackers(config))
-    ]
+    switched_on = default_callbacks(config.train, tmp_path, make_trackers(config))
+    found = [type(callback).__name__ for callback in switched_on]
     place = defaults.index("LogEvery")
     assert found == [*defaults[:place], "TensorBoard", "EarlyStopping", *defaults[place:]]
 

@@ -82,17 +82,14 @@ def test_average_rank_takes_over_and_the_best_starts_afresh(tmp_path: Path) -> N
 def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
     job = trainer(tmp_path, keep_last=2, eval_every_steps=1, dev=True)
     job.train()
-    kept = [
-        int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(tmp_path / "run")
-    ]
+    folders = run_folders.checkpoint_folders(tmp_path / "run")
+    kept = [int(folder.name.rpartition("step")[2]) for folder in folders]
     best = int(str(job.progress.best_checkpoint).rpartition("step")[2])
     assert kept == sorted({10, 9, best}, reverse=True)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["last_checkpoint"] == "dpr_biencoder.step10"
-    assert (
-        BiEncoder.load(tmp_path / "run").fingerprint
-        == BiEncoder.load(tmp_path / "run" / run["best_checkpoint"]).fingerprint
-    )
+    places = (tmp_path / "run", tmp_path / "run" / run["best_checkpoint"])
+    assert len({BiEncoder.load(place).fingerprint for place in places}) == 1
 
 
 def test_run_json_follows_where_a_save_was_killed_between_the_two(tmp_path: Path) -> None:
@@ -235,9 +232,8 @@ def test_masked_scores_are_not_added_up(
 ) -> None:
     model = tiny_model(tmp_path / "encoder")
     samples = [TrainingSample("ba", (Passage(word),)) for word in ("be", "bi", "bo", "bu") * 4]
-    make_trainer(
-        model, [ListSource(samples)], [], tmp_path / "run", loss=loss, max_steps=3, log_batch_step=1
-    ).train()
+    how = {"loss": loss, "max_steps": 3, "log_batch_step": 1}
+    make_trainer(model, [ListSource(samples)], [], tmp_path / "run", **how).train()
     assert caplog.text.count("must not add up masked scores") == (loss is not None)
 
 

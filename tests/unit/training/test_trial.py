@@ -20,12 +20,8 @@ from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
-SIZE: dict[str, Any] = {
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+SIZE: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZE["vocab_size"] = len(VOCABULARY)
 LAYERS: dict[str, Any] = {**SIZE, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
 CONFIGS: dict[str, Any] = {
     "longformer": LongformerConfig(**LAYERS, attention_window=[8, 8]),
@@ -49,9 +45,8 @@ def resumed(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:
     for run, stops in (("whole", [3]), ("stopped", [1, 3])):
         for stop in stops:
             model = model_of(folder / "encoder", name)
-            make_trainer(
-                model, [ListSource(make_samples(24))], [], folder / run, global_batch_size=8, max_steps=stop
-            ).train()
+            how = {"global_batch_size": 8, "max_steps": stop}
+            make_trainer(model, [ListSource(make_samples(24))], [], folder / run, **how).train()
         found.append(model.weights())
     return found
 

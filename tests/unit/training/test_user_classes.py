@@ -99,19 +99,11 @@ def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Pa
     settings = TrainingSettings(train=train, loss=LossSettings(name="user_module:Doubled"))
     sets = [ListSource(make_samples(8))], [ListSource(make_samples(4, seed=1), "dev")]
     given = Callback()
-    trainer = make_trainer(
-        tiny_model(tmp_path / "encoder", dtype=torch.float32),
-        *sets,
-        tmp_path / "run",
-        given,
-        settings=settings,
-    )
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
+    trainer = make_trainer(model, *sets, tmp_path / "run", given, settings=settings)
     names = [type(callback).__name__ for callback in trainer.callbacks]
-    assert names[names.index("GlobalBatchMetrics") + 1 : names.index("LogEvery")] == [
-        "Mine",
-        "Callback",
-        "EarlyStopping",
-    ]
+    added = names[names.index("GlobalBatchMetrics") + 1 : names.index("LogEvery")]
+    assert added == ["Mine", "Callback", "EarlyStopping"]
     assert next(vars(each) for each in trainer.callbacks if type(each).__name__ == "Mine") == {"size": 5}
     trainer.train()
     assert type(trainer.loss).__name__ == "Doubled"

@@ -39,9 +39,8 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
     class Overflow(Callback):
         def on_step_end(self, trainer: BiEncoderTrainer) -> None:
             if trainer.progress.step == 2:
-                trainer.training_step.scaler.load_state_dict(
-                    {**trainer.training_step.scaler.state_dict(), "scale": 2.0**100}
-                )
+                scaler = trainer.training_step.scaler
+                scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**100})
 
     weights: list[dict[str, torch.Tensor]] = []
     keep = Calling(
@@ -50,9 +49,8 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
             {name: tensor.clone() for name, tensor in trainer.model.weights().items()}
         ),
     )
-    scales = [
-        log["optim/loss_scale"] for log in logged(tmp_path, keep, Overflow(), precision="fp16", max_steps=4)
-    ]
+    logs = logged(tmp_path, keep, Overflow(), precision="fp16", max_steps=4)
+    scales = [log["optim/loss_scale"] for log in logs]
     assert scales[:2] == [2.0**16, 2.0**100]
     assert scales[2] == 2.0**99, "the step that overflowed halves the scale"
     assert all(torch.equal(weights[1][name], weights[2][name]) for name in weights[1])
