@@ -148,11 +148,8 @@ def test_the_first_of_several_is_shown(
     next(left)
     del left
     ProgressBar("never closed", 2).advance(1)
-    assert lines_of(caplog, monkeypatch, counted(range(0, 5, 2), "steps")) == [
-        "steps: 2 of 5 passages",
-        "steps: 4 of 5 passages",
-        "steps: 5 of 5 passages",
-    ]
+    lines = [f"steps: {done} of 5 passages" for done in (2, 4, 5)]
+    assert lines_of(caplog, monkeypatch, counted(range(0, 5, 2), "steps")) == lines
     # More than there should be, such as of a file that grows, is no reason to speak on.
     assert lines_of(caplog, monkeypatch, counted(iter("abc"), "grown", 1)) == ["grown: 1 of 1 passages"]
 

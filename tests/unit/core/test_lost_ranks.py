@@ -23,8 +23,8 @@ CUT = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by pee
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     """That of a group of three ranks, of which this process is the first."""
     monkeypatch.setattr(lost_ranks, "ROLL_CALL_S", 0.3)
-    how = {"is_master": True, "wait_for_workers": False, "timeout": timedelta(seconds=patient(30))}
-    master = dist.TCPStore("127.0.0.1", 0, **how)
+    limit = timedelta(seconds=patient(30))
+    master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     master.set_timeout(timedelta(seconds=5))
     for name, value in {
         "RANK": "0",

@@ -41,8 +41,8 @@ def mixed(
     sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
 ) -> GlobalBatchIterator:
     shared = {"global_batch_size": GLOBAL_BATCH, "seed": seed, "rank": rank, "world_size": world_size}
-    how = {"sampling": Sampling(mixed=True, **sampling), "features": features_of(sizes, sampling)}
-    return MixedDataIterator(sizes, **shared, **how)
+    features = features_of(sizes, sampling)
+    return MixedDataIterator(sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features)
 
 
 def features_of(sizes: tuple[int, ...], sampling: dict[str, Any]) -> list[np.ndarray] | None:

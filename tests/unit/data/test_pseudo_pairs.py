@@ -51,7 +51,8 @@ def made_rows(count: int) -> list[dict[str, Any]]:
     rows = []
     for number in range(count):
         text = " ".join(sentence() for _ in range(draw.randint(1, 6)))
-        first, second = draw.choice(WORDS), draw.choice(WORDS)
+        first = draw.choice(WORDS)
+        second = draw.choice(WORDS)
         title = draw.choice(["", f"Bo {first}", f"Bo > {first} {second}"])
         metadata = {"file": f"{number // 3}.md"} if number % 3 else {}
         rows.append({"title": title, "text": text, "metadata": metadata})
@@ -142,10 +143,9 @@ def test_no_passage_of_the_document_is_a_negative(corpus: Path, tensorizer: Tens
         found = find_candidates("distinct", *facts, *known)
         assert found.counts.all()  # two cuts of one document are two passages
         for question, document in enumerate(documents):
-            same = [column for column, other in enumerate(documents) if other == document]
-            assert {column for column in found.masked[question].tolist() if column < len(documents)} == {
-                *same
-            } - {question}
+            same = {column for column, other in enumerate(documents) if other == document} - {question}
+            masked = {column for column in found.masked[question].tolist() if column < len(documents)}
+            assert masked == same
     files = [source.row(row).document for row in (1, 2, 0, 3)]
     assert files[0] == files[1]
     assert len(set(files)) == 3  # rows 0 and 3 have no file: by title
@@ -169,10 +169,8 @@ def test_no_question_of_the_document_competes_for_a_passage(corpus: Path, tensor
         found = competing_questions(global_batch, batch, "distinct")  # type: ignore[arg-type]
         documents = batch.context_ids[:, 0].tolist()
         for row, document in enumerate(documents):
-            same = [place for place, other in enumerate(documents) if other == document]
-            assert {question for question in found.masked[row].tolist() if question < len(batch)} == {
-                *same
-            } - {row}
+            same = {place for place, other in enumerate(documents) if other == document} - {row}
+            assert {question for question in found.masked[row].tolist() if question < len(batch)} == same
             assert int(found.target[row]) == row
 
 

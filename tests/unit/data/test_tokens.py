@@ -104,8 +104,8 @@ def batches(
     source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, workers: int = 0, **collating: Any
 ) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
-    how = {"global_batch_size": 6, "ranks": Ranks(), "seed": 3}
-    global_batches = cut_into_batches([(source, options)], collator, **how)
+    sets = [(source, options)]
+    global_batches = cut_into_batches(sets, collator, global_batch_size=6, ranks=Ranks(), seed=3)
     numbers = range(global_batches.iterator.batches_per_epoch)
     order = [(epoch, number) for epoch in range(2) for number in numbers]
     return list(batch_loader(global_batches, order, num_workers=workers))
@@ -204,8 +204,8 @@ def test_what_changes_tokens_makes_another_store(
         write_training_set(tmp_path / "train.jsonl", many_samples()[:-1])
         text = open_training_set(tmp_path / "train.jsonl", name="tiny")
     elif change == "vocabulary":
-        lengths = {"sequence_length": 12, "question_length": 6}
-        tensorizer = Tensorizer.load(tmp_path / "tokenizer", **lengths, special_tokens=["[Q]"])
+        folder = tmp_path / "tokenizer"
+        tensorizer = Tensorizer.load(folder, sequence_length=12, question_length=6, special_tokens=["[Q]"])
     elif change == "name":
         text = open_training_set(tmp_path / "train.jsonl", name="b")
     else:

@@ -30,15 +30,8 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
     valid[positive_idx] = True
     known = torch.cat([ids[positive_idx][:, None], identities(25, NUM_QUESTIONS, 3)], dim=1)
     known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
-    global_batch = make_global_batch(
-        vectors,
-        positive_idx,
-        rule=candidates,
-        ids=ids,
-        valid=valid,
-        known=(known, known_valid),
-        temperature=temperature,
-    )
+    facts = {"ids": ids, "valid": valid, "known": (known, known_valid), "temperature": temperature}
+    global_batch = make_global_batch(vectors, positive_idx, rule=candidates, **facts)
     result = BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch)
     gradients = torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature))
     return [result.loss, result.num_correct, *gradients]

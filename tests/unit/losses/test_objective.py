@@ -59,11 +59,8 @@ def test_a_large_global_batch_takes_little_memory(settings: dict[str, Any]) -> N
 def test_a_guide_finds_vectors_by_id_and_namespace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     vectors = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     for shard, rows in enumerate((range(3), range(3, 5))):
-        writer = VectorShardWriter(
-            tmp_path / f"guide_{shard}",
-            metadata={"shard_id": shard, "num_shards": 2, "model_fingerprint": "m"},
-            dimension=3,
-        )
+        metadata = {"shard_id": shard, "num_shards": 2, "model_fingerprint": "m"}
+        writer = VectorShardWriter(tmp_path / f"guide_{shard}", metadata=metadata, dimension=3)
         writer.write_chunk(0, [f"p{row}" for row in rows], vectors[rows.start : rows.stop])
         writer.finish(1)
     files, namespaces = [str(tmp_path / "guide_*")], ["one", "other"]
@@ -137,11 +134,8 @@ def losses_of(terms: Any = None, **settings: Any) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     questions, vectors = (torch.randn(size, 3, dtype=torch.float64, generator=generator) for size in (4, 8))
     known = torch.cat([batch.known_positive_ids, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
-    global_batch = replace(
-        make_global_batch(vectors, batch.positive_idx, ids=batch.context_ids),
-        questions=questions,
-        known_positives=known,
-    )
+    global_batch = make_global_batch(vectors, batch.positive_idx, ids=batch.context_ids)
+    global_batch = replace(global_batch, questions=questions, known_positives=known)
     losses: torch.Tensor = loss(questions, global_batch, batch).losses
     return losses
 
@@ -207,11 +201,9 @@ def rows(*values: list[float]) -> torch.Tensor:
 def loss_of(teacher: torch.Tensor | None, **settings: Any) -> torch.Tensor:
     questions = torch.eye(2, dtype=torch.float64)
     contexts = torch.arange(12, dtype=torch.float64).view(6, 2) / 10
-    return Objective(ObjectiveSettings(**settings))(
-        questions,
-        make_global_batch(contexts, torch.tensor([0, 3])),
-        replace(batch_of(2, 3), teacher_scores=teacher),
-    ).losses
+    global_batch = make_global_batch(contexts, torch.tensor([0, 3]))
+    batch = replace(batch_of(2, 3), teacher_scores=teacher)
+    return Objective(ObjectiveSettings(**settings))(questions, global_batch, batch).losses
 
 
 def test_the_divergence_of_two_distributions() -> None:

@@ -37,12 +37,10 @@ def lora_model(
     of_kind = {"pooling": "last", "append_eos": True} if kind == "qwen3" else {}
     values: dict[str, Any] = {"sequence_length": 24, "adapter": "lora", "lora_rank": 4, **of_kind, **settings}
     torch.manual_seed(0)
+    lower = True if kind == "bert" else None
+    how: dict[str, Any] = {"dropout": 0.0, "do_lower_case": lower, "options": options}
     model = BiEncoder.from_pretrained(
-        str(base_folder(folder, kind)),
-        EncoderSettings(**values),
-        dropout=0.0,
-        do_lower_case=True if kind == "bert" else None,
-        options=options,
+        str(base_folder(folder, kind)), EncoderSettings(**values), **how
     ).double()
     if trained:
         randomize_adapters(model)
@@ -90,8 +88,9 @@ def test_one_backbone_with_two_adapters_is_two_models(kind: str, packed: bool, t
     assert copies.question_model.backbone is not copies.ctx_model.backbone
     expected = step(copies)
     # The copies have their own names for the context tower's adapter.
-    first, second = "ctx_model.backbone", "question_model.backbone"
-    renamed = {name.replace(first, second): value for name, value in expected.items()}
+    renamed = {}
+    for name, value in expected.items():
+        renamed[name.replace("ctx_model.backbone", "question_model.backbone")] = value
     assert_same(found, renamed)
     trained = {name for name in found if "." in name}
     assert all("lora_" in name or "encode_proj" in name for name in trained)

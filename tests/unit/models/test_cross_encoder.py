@@ -30,13 +30,12 @@ def classifier_folder(folder: Path, *, num_labels: int = 1, seed: int = 0) -> Pa
 
 def pairs(count: int = 24) -> list[tuple[str, Passage]]:
     rng = random.Random(3)
-    return [
-        (
-            sentence(rng, rng.randint(1, 8)),
-            Passage(sentence(rng, rng.randint(1, 90)), sentence(rng, 2) if number % 2 else ""),
-        )
-        for number in range(count)
-    ]
+    found = []
+    for number in range(count):
+        question = sentence(rng, rng.randint(1, 8))
+        text = sentence(rng, rng.randint(1, 90))
+        found.append((question, Passage(text, sentence(rng, 2) if number % 2 else "")))
+    return found
 
 
 @pytest.mark.parametrize("num_labels", [1, 2])

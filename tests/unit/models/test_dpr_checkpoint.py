@@ -34,8 +34,9 @@ def original_vectors(model: BiEncoder, texts: list[tuple[str, ...]], tower: str)
         tokens = [*tokens, *[0] * (24 - len(tokens))]
         tokens[-1] = tokenizer.sep_token_id
         ids = torch.tensor([tokens])
-        options = {"attention_mask": (ids != 0).long(), "token_type_ids": torch.zeros_like(ids)}
-        state = encoder.backbone(ids, **options).last_hidden_state[0, 0]
+        mask = (ids != 0).long()
+        types = torch.zeros_like(ids)
+        state = encoder.backbone(ids, attention_mask=mask, token_type_ids=types).last_hidden_state[0, 0]
         rows.append(state if encoder.encode_proj is None else encoder.encode_proj(state))
     return torch.stack(rows).detach()
 

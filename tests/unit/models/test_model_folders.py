@@ -52,15 +52,9 @@ def written(folder: Path, *, family: str = "bert") -> Path:
 
 def as_sentence_transformers(folder: Path, *modules: str, pooling: Any = POOLING, **texts: Any) -> Path:
     kinds = ("Transformer", *modules)
-    listed = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": f"{number}_{kind}" if number else "",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, kind in enumerate(kinds)
-    ]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(modules, 1))]
+    types = [f"sentence_transformers.models.{kind}" for kind in kinds]
+    listed = [{"path": path, "type": kind} for path, kind in zip(paths, types, strict=True)]
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))

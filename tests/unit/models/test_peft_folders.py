@@ -125,11 +125,8 @@ def test_a_folder_of_sentence_transformers_may_hold_an_adapter(tmp_path: Path) -
     library = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     transformer = modules.Transformer(str(base_folder(tmp_path / "base")))
-    theirs = library.SentenceTransformer(
-        modules=[transformer, modules.Pooling(16, pooling_mode="mean")],
-        device="cpu",
-        similarity_fn_name="dot",
-    )
+    parts = [transformer, modules.Pooling(16, pooling_mode="mean")]
+    theirs = library.SentenceTransformer(modules=parts, device="cpu", similarity_fn_name="dot")
     theirs.add_adapter(peft.LoraConfig(r=4, target_modules=TARGETS))
     for name, parameter in theirs.named_parameters():
         if "lora_" in name:

@@ -40,11 +40,9 @@ def body(folder: Path, name: str = "bert", *, seed: int = 0, **options: Any) -> 
     else:
         encoder_folder(place, initializer_range=0.2, **sizes)
         BertModel(_config(place)).save_pretrained(str(place))
-        tokenizer = (
-            byte_tokenizer("llama", pad_token="<bos>")
-            if name == "bytes"
-            else AutoTokenizer.from_pretrained(str(place))
-        )
+        tokenizer = AutoTokenizer.from_pretrained(str(place))
+        if name == "bytes":
+            tokenizer = byte_tokenizer("llama", pad_token="<bos>")
         tokenizer.save_pretrained(str(place))
     return modules.Transformer(str(place), **options)
 
@@ -137,11 +135,8 @@ def saved(
 def assert_same(model: BiEncoder, theirs: Any, *, pairs: bool = False, atol: float = 2e-6) -> None:
     scale = max(1.0, float(np.abs(theirs.encode_query(TEXTS)).max()))
     np.testing.assert_allclose(model.encode_questions(TEXTS), theirs.encode_query(TEXTS), atol=atol * scale)
-    np.testing.assert_allclose(
-        model.encode_passages(TEXTS),
-        theirs.encode_document([text.strip() for text in TEXTS]),
-        atol=atol * scale,
-    )
+    expected = theirs.encode_document([text.strip() for text in TEXTS])
+    np.testing.assert_allclose(model.encode_passages(TEXTS), expected, atol=atol * scale)
     titled = [Passage(text, "bi bo") for text in TEXTS]
     joined = [("bi bo", text.strip()) if pairs else f"bi bo {text.strip()}" for text in TEXTS]
     np.testing.assert_allclose(
@@ -156,11 +151,8 @@ def test_a_saved_model_gives_the_same_vectors(tmp_path: Path, kind: str) -> None
     model = BiEncoder.load(folder)
     assert_same(model, theirs)
     if options.get("prompts") == PROMPTS:
-        np.testing.assert_allclose(
-            model.encode_questions(TEXTS, prompt="web"),
-            theirs.encode(TEXTS, prompt_name="web", task="query"),
-            atol=3e-6,
-        )
+        expected = theirs.encode(TEXTS, prompt_name="web", task="query")
+        np.testing.assert_allclose(model.encode_questions(TEXTS, prompt="web"), expected, atol=3e-6)
     model.save(tmp_path / "again")
     again = BiEncoder.load(tmp_path / "again")
     assert again.fingerprint == model.fingerprint
@@ -194,10 +186,8 @@ def general_tokenizer(transformer: Any, **options: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=transformer.tokenizer.backend_tokenizer,
-        **{"model_max_length": 64, **special, **options},
-    )
+    values = {"model_max_length": 64, **special, **options}
+    return PreTrainedTokenizerFast(tokenizer_object=transformer.tokenizer.backend_tokenizer, **values)
 
 
 def test_titles_stay_pairs_where_no_token_type_marks_them(tmp_path: Path) -> None:
@@ -332,11 +322,8 @@ def test_what_the_towers_cannot_do_is_refused(tmp_path: Path, kind: str) -> None
 def test_a_class_of_anyone_else_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, [body(tmp_path), pooling()])
     file = folder / "modules.json"
-    file.write_text(
-        file.read_text().replace(
-            "sentence_transformers.base.modules.transformer.Transformer", "custom_st.Transformer"
-        )
-    )
+    own = "sentence_transformers.base.modules.transformer.Transformer"
+    file.write_text(file.read_text().replace(own, "custom_st.Transformer"))
     with pytest.raises(CheckpointError, match=r"the modules are custom_st\.Transformer, Pooling"):
         BiEncoder.load(folder)
 

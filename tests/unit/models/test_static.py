@@ -47,10 +47,9 @@ def test_a_vector_is_the_mean_of_rows_times_idf(tmp_path: Path) -> None:
     count = torch.arange(len(VOCABULARY), dtype=torch.float64) % 100
     idf = torch.log1p((100 - count + 0.5) / (count + 0.5))
     idf = idf / idf.mean()
-    expected = [
-        (idf[tokens, None] * tower.backbone.words.weight[tokens]).mean(0)
-        for tokens in BATCH.tokens.split(BATCH.lengths.tolist())
-    ]
+    texts = BATCH.tokens.split(BATCH.lengths.tolist())
+    rows = tower.backbone.words.weight
+    expected = [(idf[tokens, None] * rows[tokens]).mean(0) for tokens in texts]
     torch.testing.assert_close(tower(BATCH), torch.stack(expected), rtol=0, atol=1e-6)
     torch.testing.assert_close(tower.pooling.token_weights.detach(), idf, rtol=1e-6, atol=0)
 
@@ -73,13 +72,8 @@ def test_the_gradient_holds_the_tokens_of_the_batch_alone(tmp_path: Path) -> Non
 
 
 def test_its_folder_keeps_everything(tmp_path: Path) -> None:
-    model = tiny_model(
-        static_folder(tmp_path / "encoder"),
-        shared=True,
-        pooling="idf",
-        normalize=True,
-        options=TowerOptions(temperature=0.05),
-    )
+    folder, options = static_folder(tmp_path / "encoder"), TowerOptions(temperature=0.05)
+    model = tiny_model(folder, shared=True, pooling="idf", normalize=True, options=options)
     nn.init.normal_(model.question_model.pooling.token_weights)
     model.float().save(tmp_path / "model")
     loaded = BiEncoder.load(tmp_path / "model")

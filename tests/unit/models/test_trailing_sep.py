@@ -95,11 +95,8 @@ def test_backbones_that_cannot_say_so() -> None:
     )
     with pytest.raises(ConfigError, match=r"dpr_trailing_sep=true: ModernBertModel"):
         near_only.attend_to_last(2, 20)
-    short = Encoder(
-        backbone_from_config(
-            DistilBertConfig(dim=32, n_layers=1, n_heads=2, hidden_dim=64, max_position_embeddings=20)
-        )
-    )
+    sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
+    short = Encoder(backbone_from_config(DistilBertConfig(**sizes, max_position_embeddings=20)))
     short.attend_to_last(2, 19)
     with pytest.raises(ConfigError, match="20 positions"):
         short.attend_to_last(2, 20)

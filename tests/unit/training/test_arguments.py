@@ -68,10 +68,8 @@ def test_settings_of_the_loss_are_given_by_name(parts: dict[str, Any]) -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'save_model': trainer.model.save\(folder\)"):
         trainer.save_model("folder")
 
-    learning = tiny_model(
-        Path(parts["output_dir"]).parent / "encoder",
-        dtype=torch.float32,
-        options=TowerOptions(temperature=0.1, learn_temperature=True),
-    )
+    folder = Path(parts["output_dir"]).parent / "encoder"
+    options = TowerOptions(temperature=0.1, learn_temperature=True)
+    learning = tiny_model(folder, dtype=torch.float32, options=options)
     with pytest.raises(ConfigError, match=r"temperature=0\.05, but the model learns its own from 0\.1"):
         BiEncoderTrainer(**parts | {"model": learning}, batch_size=4, temperature=0.05)

@@ -138,14 +138,8 @@ class SpoiltAt(Callback):
 
 def test_every_file_of_a_run_is_compared_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
-    make_trainer(
-        model,
-        [ListSource(make_samples(16))],
-        [ListSource(make_samples(6))],
-        tmp_path / "run",
-        max_steps=2,
-        eval_at_start=True,
-    ).train()
+    sets = [ListSource(make_samples(16))], [ListSource(make_samples(6))]
+    make_trainer(model, *sets, tmp_path / "run", max_steps=2, eval_at_start=True).train()
     (tmp_path / "run" / "train.log").write_text("of another program")
     assert verify([str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("what these held: train.log")

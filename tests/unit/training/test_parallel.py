@@ -28,18 +28,8 @@ def weights_after(folder: Path, name: str, stops: list[int], case: dict[str, Any
     for stop in [*stops, 4]:
         model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=0.1, options=options, **settings)
         source = ListSource(make_samples(60))
-        job = make_trainer(
-            model,
-            [source],
-            [],
-            folder / name,
-            global_batch_size=6,
-            max_steps=stop,
-            num_train_epochs=3,
-            lr_schedule="constant",
-            warmup_steps=0,
-            **case,
-        )
+        sizes = {"global_batch_size": 6, "max_steps": stop, "num_train_epochs": 3}
+        job = make_trainer(model, [source], [], folder / name, lr_schedule="constant", **sizes, **case)
         job.train()
     return model.weights() | optimizer_tensors(model, job.optimizer)
 

@@ -29,8 +29,8 @@ def test_negatives_are_counted_as_they_are_there(
         samples = [replace(sample, hard_negatives=(), other_negatives=()) for sample in samples]
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     with caplog.at_level("INFO"):
-        sets, how = [ListSource(samples)], {"hard_negatives": hard_negatives, "max_steps": 1}
-        make_trainer(model, sets, [], tmp_path / "run", **how).train()
+        sets = [ListSource(samples)]
+        make_trainer(model, sets, [], tmp_path / "run", hard_negatives=hard_negatives, max_steps=1).train()
     width = 8 * (1 + own)
     told = f"({width - 1} negatives per question, {own or 'none'} of its own)"
     assert f"8 questions x {width} passages on 1 rank {told}" in caplog.text

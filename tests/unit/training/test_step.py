@@ -99,16 +99,8 @@ def test_every_part_of_a_step_has_a_range(tmp_path: Path, grad_cache_tokens: int
     steps, accumulation = 2, 2
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
     source, options = (ListSource(make_samples(32)), {"grad_cache_tokens": grad_cache_tokens})
-    trainer = make_trainer(
-        model,
-        [source],
-        [],
-        tmp_path / "run",
-        max_steps=steps,
-        gradient_accumulation_steps=accumulation,
-        batch_size=4,
-        **options,
-    )
+    options |= {"gradient_accumulation_steps": accumulation, "batch_size": 4}
+    trainer = make_trainer(model, [source], [], tmp_path / "run", max_steps=steps, **options)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         trainer.train()
     counts = Counter(event.name for event in seen.events() if event.name.startswith("dpr/"))
@@ -126,8 +118,8 @@ def elements_of(folder: Path, grad_cache_tokens: int) -> tuple[list[list[int]], 
     """The elements that ranks sum in two micro-batches of an update, and those of the model's gradient."""
     model = tiny_model(folder / "encoder")
     options = {"grad_cache_tokens": grad_cache_tokens, "gradient_accumulation_steps": 2, "batch_size": 2}
-    sets, run = [ListSource(make_samples(32))], folder / f"run-{grad_cache_tokens}"
-    trainer = make_trainer(model, sets, [], run, max_steps=1, **options)
+    sets = [ListSource(make_samples(32))]
+    trainer = make_trainer(model, sets, [], folder / f"run-{grad_cache_tokens}", max_steps=1, **options)
     summed: list[list[int]] = []
     real = BiEncoderTrainer.forward_backward
 

@@ -150,14 +150,9 @@ def with_id(passage: Passage) -> Passage:
     return replace(passage, id=CORPUS.setdefault(replace(passage, id=None), f"d{len(CORPUS)}"))
 
 
+LISTS = ("positives", "hard_negatives", "other_negatives")
 SAMPLES = [
-    replace(
-        sample,
-        **{
-            name: tuple(map(with_id, getattr(sample, name)))
-            for name in ("positives", "hard_negatives", "other_negatives")
-        },
-    )
+    replace(sample, **{name: tuple(map(with_id, getattr(sample, name))) for name in LISTS})
     for sample in make_samples(24, num_passages=12)
 ]
 PASSAGES, IDS = list(CORPUS), list(CORPUS.values())

@@ -232,8 +232,8 @@ def test_masked_scores_are_not_added_up(
 ) -> None:
     model = tiny_model(tmp_path / "encoder")
     samples = [TrainingSample("ba", (Passage(word),)) for word in ("be", "bi", "bo", "bu") * 4]
-    how = {"loss": loss, "max_steps": 3, "log_batch_step": 1}
-    make_trainer(model, [ListSource(samples)], [], tmp_path / "run", **how).train()
+    sets = [ListSource(samples)]
+    make_trainer(model, sets, [], tmp_path / "run", loss=loss, max_steps=3, log_batch_step=1).train()
     assert caplog.text.count("must not add up masked scores") == (loss is not None)
 
 

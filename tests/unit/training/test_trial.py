@@ -45,8 +45,8 @@ def resumed(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:
     for run, stops in (("whole", [3]), ("stopped", [1, 3])):
         for stop in stops:
             model = model_of(folder / "encoder", name)
-            how = {"global_batch_size": 8, "max_steps": stop}
-            make_trainer(model, [ListSource(make_samples(24))], [], folder / run, **how).train()
+            sets = [ListSource(make_samples(24))]
+            make_trainer(model, sets, [], folder / run, global_batch_size=8, max_steps=stop).train()
         found.append(model.weights())
     return found
 

@@ -90,12 +90,9 @@ def test_a_data_set_class_gets_its_files_and_has_what_training_asks_for() -> Non
 
 
 def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Path) -> None:
-    train = TrainNode(
-        callbacks={"use": "user_module:Mine", "size": 5},
-        validation="user_module:Constant",
-        early_stopping=EarlyStoppingSettings(patience=2),
-        best_metric="eval/one",
-    )
+    train = TrainNode(callbacks={"use": "user_module:Mine", "size": 5}, best_metric="eval/one")
+    train.validation = "user_module:Constant"
+    train.early_stopping = EarlyStoppingSettings(patience=2)
     settings = TrainingSettings(train=train, loss=LossSettings(name="user_module:Doubled"))
     sets = [ListSource(make_samples(8))], [ListSource(make_samples(4, seed=1), "dev")]
     given = Callback()

@@ -91,14 +91,8 @@ def test_attention_with_dropout_is_softmax_then_dropout_then_values(mask: str, q
     for mix in (lambda: dot_product_attention(q, k, v, allowed, 0.3, 0.5), plain):
         torch.manual_seed(11)
         outputs = mix()
-        results.append(
-            (
-                outputs,
-                *torch.autograd.grad(
-                    (outputs * torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)).sum(), (q, k, v)
-                ),
-            )
-        )
+        weights = torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)
+        results.append((outputs, *torch.autograd.grad((outputs * weights).sum(), (q, k, v))))
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 

@@ -127,8 +127,8 @@ def test_training_takes_the_steps_it_takes_with_sdpa(tmp_path: Path, monkeypatch
         options = TowerOptions(attention=attention, attention_dropout=0.0)
         model = tiny_model(tmp_path / "encoder", dropout=0.2, options=options)
         with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-            how = {"max_steps": 2, "grad_cache_tokens": 60}
-            make_trainer(model, [ListSource(make_samples(24))], [], tmp_path / attention, **how).train()
+            sets = [ListSource(make_samples(24))]
+            make_trainer(model, sets, [], tmp_path / attention, max_steps=2, grad_cache_tokens=60).train()
         assert bool(calls) == (attention == "varlen")
         weights.append(model.weights())
     # The same hidden dropout: its masks are drawn in the same order.
@@ -176,8 +176,8 @@ def test_trials_before_training_have_its_precision_and_warn_of_nothing(
     options = TowerOptions(attention="varlen", attention_dropout=0.0)
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32, options=options)
     with on_any_device(monkeypatch) as calls, caplog.at_level(logging.WARNING):
-        sets = [ListSource(make_samples(24))], []
-        make_trainer(model, *sets, tmp_path / "run", max_steps=1, precision="bf16").train()
+        sets = [ListSource(make_samples(24))]
+        make_trainer(model, sets, [], tmp_path / "run", max_steps=1, precision="bf16").train()
     assert {call.dtype for call in calls} == {torch.bfloat16} and "no effect here" not in caplog.text
 
 
