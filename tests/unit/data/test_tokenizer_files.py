@@ -195,6 +195,24 @@ def test_a_config_asks_for_no_more_than_models_have(tmp_path: Path) -> None:
                 check_numbers(values, tmp_path / "config.json")
 
 
+def test_links_lead_nowhere_but_to_the_blobs_of_their_own_repository(tmp_path: Path) -> None:
+    snapshot, blobs, other = (
+        tmp_path / name for name in ("models--a/snapshots/1", "models--a/blobs", "models--b/blobs")
+    )
+    for folder in (snapshot, blobs, other):
+        folder.mkdir(parents=True)
+    unigram(blobs)
+    (blobs / "tokenizer.json").rename(blobs / "0f")
+    (snapshot / "tokenizer.json").symlink_to(blobs / "0f")
+    (snapshot / "README.md").symlink_to(other)  # nobody reads it
+    check_tokenizer_files(snapshot)
+    (other / "0e").write_bytes((blobs / "0f").read_bytes())
+    (snapshot / "vocab.json").symlink_to(other / "0e")
+    with pytest.raises(InputError, match="is a link") as caught:
+        check_tokenizer_files(snapshot)
+    assert caught.value.file == snapshot / "vocab.json"
+
+
 def test_a_folder_that_is_a_link_is_followed_where_a_person_named_it(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "linked").symlink_to(unigram(tmp_path / "whole"))

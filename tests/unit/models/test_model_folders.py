@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 
 from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
+from dpr.formats import checkpoints, model_folder
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
+from dpr.storage import durable
+from dpr.storage.untrusted import read_json
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
 
 PASSAGES = [
@@ -103,6 +107,20 @@ def test_a_folder_of_sentence_transformers_states_pooling_normalisation_and_leng
     assert model.settings.sequence_length == 9
     expected = plain_vectors(folder, pooling="mean", normalize=True, length=9)
     np.testing.assert_allclose(model.encode_passages(PASSAGES), expected, atol=1e-6)
+
+
+def test_each_file_of_a_folder_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = as_sentence_transformers(written(tmp_path / "model"), "Pooling")
+    parsed = Counter[Path]()
+
+    def counted(path: Path) -> Any:
+        parsed[path] += 1
+        return read_json(path)
+
+    for module in (checkpoints, durable, model_folder):
+        monkeypatch.setattr(module, "read_json", counted)
+    BiEncoder.load(folder)
+    assert len(parsed) > 1 and set(parsed.values()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_the_best_is_the_best_that_was_saved(tmp_path: Path, monkeypatch: pytest
     kept = {path.name for path in run_folders.checkpoint_folders(tmp_path / "run")}
     assert kept == {"dpr_biencoder.step2", "dpr_biencoder.step4"}
     opened = [BiEncoder.load(place) for place in (tmp_path / "run", tmp_path / "run" / "dpr_biencoder.step2")]
-    assert opened[0].fingerprint == opened[1].fingerprint
+    assert opened[0].fingerprint == opened[1].fingerprint == trainer.model.float().fingerprint
 
 
 def test_a_best_checkpoint_that_was_removed_is_said_and_chosen_anew(

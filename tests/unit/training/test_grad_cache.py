@@ -126,6 +126,14 @@ def test_chunks_are_carried_on_without_the_global_batch(
     assert gradient(model, 60)
 
 
+def test_word_tables_have_dense_gradients_and_are_as_before(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    gradient(model, 40)
+    for tower in (model.question_model, model.ctx_model):
+        words = tower.backbone.get_input_embeddings()
+        assert not words.sparse and not words.weight.grad.is_sparse
+
+
 def test_a_frozen_tower_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
     batch, calls = batch_for(model), lengths_seen(model, monkeypatch)
