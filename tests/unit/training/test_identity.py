@@ -27,7 +27,7 @@ from tests.helpers.training import command_trainer, small_command
 from tests.unit.training.test_retrieval_validation import entry as retrieval_entry
 from tests.unit.training.test_retrieval_validation import write_retrieval_set
 
-BEST = "best checkpoint is chosen anew"
+BEST = "so the best checkpoint is chosen"
 SETTINGS = settings(TrainCommand)
 CHANGED: dict[str, Any] = {
     "compat": "dpr",

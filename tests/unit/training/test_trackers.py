@@ -46,7 +46,7 @@ def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.Log
     trainer(tmp_path, tracker, other).train()
     assert tracker.seen == [1, 2, 3, 3] and tracker.ends == []
     assert other.seen == [1, 2, 3, 3, 4, 5, 6, 6] and other.ends == [False]
-    assert "Broken takes no more metrics, from step 4 on: the server is gone" in caplog.text
+    assert "Broken takes no more metrics since step 4: the server is gone" in caplog.text
     assert "Broken was not closed: still gone" in caplog.text
     finished = Broken(refused=0)
     trainer(tmp_path, finished, Broken(refused=0)).train()
