@@ -94,8 +94,10 @@ def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer,
             assert ours.positives[0].identity == theirs.positives[0].identity
 
 
-def batches_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, epoch: int = 0) -> list[Any]:
-    collator = Collator(tensorizer, num_hard=0, num_other=0, seed=7)
+def batches_of(
+    source: Any, tensorizer: Tensorizer, ranks: Ranks, epoch: int = 0, seed: int | None = 7
+) -> list[Any]:
+    collator = Collator(tensorizer, num_hard=0, num_other=0, seed=seed)
     global_batches = cut_into_batches([(source, SET)], collator, global_batch_size=12, ranks=ranks, seed=7)
     numbers = range(global_batches.iterator.batches_per_epoch)
     return [global_batches[epoch, number] for number in numbers]
@@ -131,9 +133,12 @@ def test_ranks_share_the_global_batches_of_one_process(corpus: Path, tensorizer:
         assert all(first[row][1] != second[row][1] for row in again)  # another cut in every epoch
 
 
-def test_no_passage_of_the_document_is_a_negative(corpus: Path, tensorizer: Tensorizer) -> None:
+@pytest.mark.parametrize("seed", [7, None], ids=["training", "validation"])
+def test_no_passage_of_the_document_is_a_negative(
+    corpus: Path, tensorizer: Tensorizer, seed: int | None
+) -> None:
     source = PseudoPairs(corpus)
-    for batch in batches_of(source, tensorizer, Ranks()):
+    for batch in batches_of(source, tensorizer, Ranks(), seed=seed):
         in_corpus = [source.row(row) for row in batch.rows]
         drawn_ids = batch.context_ids[batch.positive_idx, 0].tolist()
         rows = zip(in_corpus, drawn_ids, strict=True)

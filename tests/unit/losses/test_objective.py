@@ -230,7 +230,7 @@ def test_slots_without_a_score_take_no_part_and_get_no_gradient() -> None:
 
 def test_margins_count_only_where_the_positive_has_a_score() -> None:
     scored = torch.tensor([[False, True, True]])
-    assert float(margin_mse(rows([1.0, 2.0, 3.0]), rows([NAN, 1.0, 2.0]), scored, torch.tensor([0]))) == 0
+    assert float(margin_mse(rows([1.0, 2.0, 3.0]), rows([NAN, 1.0, 5.0]), scored, torch.tensor([0]))) == 0
 
 
 def test_batches_without_scores_have_a_loss_of_zero() -> None:
