@@ -16,13 +16,13 @@ from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
 from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.callbacks.metrics_file import ReportPage
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from dpr.training.run import Run
 from dpr.training.step import Step
 from dpr.training.validations.protocol import Metrics

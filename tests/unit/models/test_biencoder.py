@@ -14,6 +14,7 @@ import torch
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.records import Passage
+from dpr.embedding.encode import fit_to_vectors
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
@@ -23,7 +24,6 @@ from dpr.formats.vector_shards import open_shards
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
-from dpr.retrieval.dense import fit_to_vectors
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 TEXTS = ["ba be bi", "bo", "ca ce ci co cu da de di do du"]
