@@ -32,9 +32,10 @@ help:
 
 install: $(DEVELOPMENT)
 
+# torch alone at first: its own index need not have the exact versions of what it depends on, which come next.
 $(INSTALLED): setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --constraint constraints.txt \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	touch $@
