@@ -80,7 +80,9 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
             f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"
         )
     if path.resolve().is_relative_to(out.resolve()):
-        raise ConfigError(f"{key}={name} lies in out={out}, which is made anew; name another folder by out=")
+        raise ConfigError(
+            f"{key}={name} lies in out={out}, which this command replaces; name another folder by out="
+        )
     content = [[name, content_sha256(file)] for name, file in files_of_model(path).items()]
     return str(path), json_sha256(content)
 

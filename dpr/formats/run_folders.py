@@ -126,7 +126,7 @@ def warn_of_verdict(checkpoint: Path) -> None:
         found = read_json(checkpoint.parent / VERDICT_FILE)
         verdict = found if isinstance(found, dict) else {}
         if verdict.get("best_checkpoint") == checkpoint.name and verdict.get("verdict") == "worse":
-            message = "%s is %s; train.keep=better opens the start in its place"
+            message = "%s is %s; with train.keep=better the run opens the base model instead"
             logger.warning(message, checkpoint, verdict.get("line"))
 
 

@@ -130,13 +130,13 @@ def run(config: RetrievalConfig) -> None:
             for weight in counted(WEIGHTS, "choosing the weight", unit="weights"):
                 fused = fuse_linear(found["dense"], found["bm25"], weight=weight, k=config.n_docs)
                 tried_weights[weight] = evaluator.evaluate(fused, matched).metrics[config.tune_metric]
-            shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
-            logger.info("hybrid_weight: %s", shown)
+            shown = ", ".join(f"{weight:g}: {value:.3f}" for weight, value in tried_weights.items())
+            logger.info("%s by hybrid_weight: %s", config.tune_metric, shown)
             weight = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
-            why = f"the best {config.tune_metric} on these questions"
+            why = f"best {config.tune_metric} on these questions"
         elif config.hybrid_weight is None:
-            why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
-        logger.info("hybrid_weight=%g, the dense side's share: %s", weight, why)
+            why = "the default; tune_hybrid_weight=true chooses it on dev questions"
+        logger.info("hybrid_weight=%g, the share of the dense scores: %s", weight, why)
         rankings = fuse_linear(found["dense"], found["bm25"], weight=weight, k=config.n_docs)
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
 

@@ -224,7 +224,7 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
             consequence = "; the weights will not be bitwise those of an uninterrupted run"
         if key.startswith(_OF_METRICS):
             consequence = (
-                "; metrics before and after cannot be compared, so the best checkpoint is chosen anew"
+                "; metrics before and after cannot be compared, so the best checkpoint is chosen again"
             )
             stored.progress.forget_best()
             stored.progress.start_metrics = {}

@@ -212,7 +212,7 @@ class Trainer(Run):
             best = progress.best_checkpoint
             if best and not from_main((self.output_dir / best).is_dir()):
                 logger.warning(
-                    "%s: the best checkpoint %s is missing; it is chosen anew", self.output_dir, best
+                    "%s: the best checkpoint %s is missing; it is chosen again", self.output_dir, best
                 )
                 progress.forget_best()
             self.progress = progress

@@ -277,7 +277,7 @@ class RetrievalValidation(Validation):
         it measures the model alone."""
         if self.corpus_of(model).num_passages > _MOST_INDEXED:
             logger.info(
-                "%s: more than %d passages, so BM25 is not measured beside the start",
+                "%s: more than %d passages, so BM25 is not measured beside the base model",
                 self.name,
                 _MOST_INDEXED,
             )
