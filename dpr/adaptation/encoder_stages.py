@@ -14,11 +14,10 @@ from dpr.adaptation.choices import (
     search_settings,
     training_settings,
     will_fit,
+    write_search,
 )
-from dpr.adaptation.folder import AdaptFolder
-from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings
-from dpr.adaptation.stages import Stages
+from dpr.adaptation.stages import AdaptFolder, Stages
 from dpr.core.distributed import resolve_device
 from dpr.data.pairs import PseudoPairs
 from dpr.embedding.settings import EmbedConfig

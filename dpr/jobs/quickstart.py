@@ -11,12 +11,10 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
-from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings
+from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings, write_search
 from dpr.adaptation.encoder_stages import make_searchable
-from dpr.adaptation.folder import AdaptFolder
-from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
-from dpr.adaptation.stages import DETAILS, stages_in
+from dpr.adaptation.stages import DETAILS, AdaptFolder, stages_in
 from dpr.core.logs import duration
 from dpr.jobs import compare
 from dpr.jobs.adapt import STAGE_JOBS

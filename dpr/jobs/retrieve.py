@@ -12,6 +12,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.machine import launched
+from dpr.data.text import QuestionForm
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.evaluator import Evaluator, without_own_ids
 from dpr.evaluation.ranking_metrics import (
@@ -24,14 +25,12 @@ from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.settings import GivenTextSettings
 from dpr.models.sources import local_model
-from dpr.retrieval.indexes import open_words, reads_texts
+from dpr.retrieval.dense import open_dense
 from dpr.retrieval.passages import find_passages, require_passages
-from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.retrieval.sides import Side
+from dpr.retrieval.sides import Side, open_words, reads_texts
 from dpr.retrieval.sources import resolve_passage_sources, resolve_question_set
-from dpr.retrieval.vector_indexes import open_dense
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)

@@ -195,7 +195,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
         )
     if num_contexts < FEWEST_CANDIDATES:
         logger.warning(
-            "a question has only %d negatives, which teach little; raise train.batch_size (now %d questions"
+            "a question has only %d negative(s), which teach little; raise train.batch_size (now %d questions"
             " in a global batch) or train.hard_negatives. With little memory, train.grad_cache_tokens allows global batches of"
             " any size",
             num_contexts - 1,

@@ -26,7 +26,7 @@ from dpr.core.stopping import describe
 from dpr.data.loader import batch_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
-from dpr.evaluation.metric_names import finest, is_baseline
+from dpr.evaluation.ranking_metrics import finest, is_baseline
 from dpr.formats.run_folders import checkpoint_name, seal_run
 from dpr.losses.protocol import Loss, LossResult
 from dpr.models.encoder import checkpoint_activations

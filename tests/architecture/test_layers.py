@@ -148,7 +148,6 @@ def early_faults(source: Source) -> list[str]:
         "dpr.core.cores",
         "dpr.core.logs",
         "dpr.core.machine",
-        "dpr.core.overrides",
         "dpr.core.settings",
         "dpr.core.version",
     )

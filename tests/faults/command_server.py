@@ -58,7 +58,7 @@ def _import_everything() -> None:
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
-    from dpr.training.device_speed import matrix_speed
+    from dpr.training.throughput import matrix_speed
 
     for command in COMMANDS.values():
         command.settings_class()

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
-from dpr.evaluation.metric_names import is_baseline
+from dpr.evaluation.ranking_metrics import is_baseline
 from dpr.formats.run_folders import RUN_FILE, VERDICT_FILE, checkpoint_name, write_run
 from dpr.storage.durable import write_json
 from dpr.storage.untrusted import read_json

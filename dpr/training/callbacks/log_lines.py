@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from dpr.core.compute_settings import dtype_of
 from dpr.core.logs import duration, get_logger, shows_bars
-from dpr.training.device_speed import matrix_speed, peak_memory_gb
 from dpr.training.run import Callback, Run
 from dpr.training.settings import is_logged
+from dpr.training.throughput import matrix_speed, peak_memory_gb
 from dpr.training.validations.protocol import Metrics, each_once
 
 logger = get_logger(__name__)

@@ -32,8 +32,7 @@ from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, default_b
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
-from dpr.evaluation.metric_names import finest
-from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
+from dpr.evaluation.ranking_metrics import Qrels, finest, validated_names, with_relevant
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpr.cli.launch import launch
-from dpr.core.overrides import overrides
+from dpr.core.settings import overrides
 from dpr.jobs.prepare import PrepareSettings
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.training.command_settings import TrainCommand

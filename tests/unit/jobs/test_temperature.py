@@ -14,7 +14,7 @@ from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, run
 from dpr.training.command_settings import TrainCommand
-from dpr.training.temperature import settle_temperature
+from dpr.training.make_loss import settle_temperature
 from tests.helpers.tiny import training_folder
 
 WARNED = "was trained with"
