@@ -27,7 +27,7 @@ class Page(HTMLParser):
 
 
 def main(site: Path) -> int:
-    """Prints each broken link and the counts; returns 1 if a link is broken."""
+    """Prints each broken link and the counts; returns 1 if a link is broken or there is no page."""
     pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
     links = 0
     elsewhere = set()
@@ -53,7 +53,7 @@ def main(site: Path) -> int:
         print(line)
     print(f"{len(pages)} pages, {links} links, {len(broken)} broken")
     print(f"not followed: {len(elsewhere)} addresses elsewhere")
-    return 1 if broken else 0
+    return 1 if broken or not pages else 0
 
 
 if __name__ == "__main__":

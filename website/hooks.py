@@ -61,11 +61,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) -> str:
-    """Follows GitHub where Python-Markdown differs, and names pages by their titles instead of their files."""
+    """Follows GitHub where Python-Markdown differs, and adapts what a page of a repository has to a site's."""
     if page.file.src_uri == HOME:
         markdown = markdown.replace(f"]({NOTEBOOK})", f"]({Path(NOTEBOOK).with_suffix('.md').as_posix()})")
-    folder = REPOSITORY / Path(page.file.src_uri).parent
+        # The site fetches nothing from elsewhere, and badges are for the repository's own page.
+        markdown = re.sub(
+            r"^(\[?!\[[^]]*\]\(https://img\.shields\.io/.*\n)+", "", markdown, flags=re.MULTILINE
+        )
+    folder = (REPOSITORY / page.file.src_uri).parent
+    markdown = with_source_links(markdown, folder, config.repo_url or "", set(files.src_uris))
     return with_lists(with_titles(markdown, folder))
+
+
+def with_source_links(markdown: str, folder: Path, address: str, published: set[str]) -> str:
+    """Leads links to source files to the repository at ``address``; without one their text remains."""
+
+    def led(match: re.Match[str]) -> str:
+        target = (folder / match["path"]).resolve()
+        if not target.exists() or not target.is_relative_to(REPOSITORY):
+            return match[0]
+        name = target.relative_to(REPOSITORY).as_posix()
+        if name in published:
+            return match[0]
+        return f"[{match['text']}]({address}/blob/main/{name})" if address else match["text"]
+
+    return re.sub(r"(?<!!)\[(?P<text>[^][]*)\]\((?P<path>[^():#]+)\)", led, markdown)
 
 
 def with_titles(markdown: str, folder: Path) -> str:
