@@ -123,23 +123,25 @@ def curves(
     at the values of what is not trained. The vertical axis begins below the lowest value, not at zero."""
     values = [value for curve in series.values() for value in curve] + [*levels.values()]
     ticks = [number / 50 for number in range(math.floor(min(values) * 50), math.ceil(max(values) * 50) + 1)]
-    across = Axis(steps[0], steps[-1], 52, CURVE_WIDTH - 30)
+    across = Axis(steps[0], steps[-1], 72, CURVE_WIDTH - 30)
     up = Axis(ticks[0], ticks[-1], CURVE_HEIGHT - 62, 20)
     parts = [tag("style", STYLE + CURVE_STYLE), tag("title", title)]
     for tick in ticks:
-        y = _n(up.place(tick))
-        parts.append(tag("line", x1=40, y1=y, x2=CURVE_WIDTH - 10, y2=y, class_="grid"))
-        parts.append(tag("text", f"{tick:.2f}", x=34, y=y, dy="0.35em", text_anchor="end", class_="soft"))
+        height = _n(up.place(tick))
+        parts.append(tag("line", x1=40, y1=height, x2=CURVE_WIDTH - 10, y2=height, class_="grid"))
+        parts.append(
+            tag("text", f"{tick:.2f}", x=34, y=height, dy="0.35em", text_anchor="end", class_="soft")
+        )
     for step in steps:
-        x = _n(across.place(step))
-        parts.append(tag("text", str(step), x=x, y=CURVE_HEIGHT - 28, text_anchor="middle", class_="soft"))
-    middle = _n((across.start + across.end) / 2)
-    parts.append(tag("text", title, x=middle, y=CURVE_HEIGHT - 8, text_anchor="middle", class_="soft"))
+        below = {"x": _n(across.place(step)), "y": CURVE_HEIGHT - 28}
+        parts.append(tag("text", str(step), **below, text_anchor="middle", class_="soft"))
+    below = {"x": _n((across.start + across.end) / 2), "y": CURVE_HEIGHT - 8}
+    parts.append(tag("text", title, **below, text_anchor="middle", class_="soft"))
     for name, level in levels.items():
-        y = up.place(level)
-        parts.append(tag("line", x1=40, y1=_n(y), x2=CURVE_WIDTH - 10, y2=_n(y), class_="level"))
-        label = f"{name} {level:.3f}"
-        parts.append(tag("text", label, x=CURVE_WIDTH - 12, y=_n(y + 15), text_anchor="end", class_="soft"))
+        height = _n(up.place(level))
+        parts.append(tag("line", x1=40, y1=height, x2=CURVE_WIDTH - 10, y2=height, class_="level"))
+        below = {"x": CURVE_WIDTH - 12, "y": _n(up.place(level) + 15)}
+        parts.append(tag("text", f"{name} {level:.3f}", **below, text_anchor="end", class_="soft"))
     for kind, (name, curve) in zip(("", " second"), series.items(), strict=False):
         places = [(across.place(step), up.place(value)) for step, value in zip(steps, curve, strict=True)]
         path = " ".join(f"{_n(x)},{_n(y)}" for x, y in places)
@@ -150,9 +152,14 @@ def curves(
             parts.append(tag("text", f"{value:.3f}", x=_n(x), y=_n(beside), text_anchor="middle"))
         x, y = places[1]
         parts.append(tag("text", name, x=_n(x), y=_n(y + 20), class_="head"))
-    size = {"width": CURVE_WIDTH, "height": CURVE_HEIGHT}
-    box = f"0 0 {CURVE_WIDTH} {CURVE_HEIGHT}"
-    drawing = tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=box, **size)
+    drawing = tag(
+        "svg",
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {CURVE_WIDTH} {CURVE_HEIGHT}",
+        width=CURVE_WIDTH,
+        height=CURVE_HEIGHT,
+    )
     return f"{drawing}\n"
 
 
