@@ -102,9 +102,11 @@ def with_titles(markdown: str, folder: Path) -> str:
 
 
 def with_lists(markdown: str) -> str:
-    """Puts an empty line between a paragraph and the list that follows it, without which a list is text."""
+    """Puts an empty line between a paragraph and the list that follows it, without which a list is text, and
+    indents code in a list by the four spaces of Python-Markdown instead of the two of GitHub."""
     lines: list[str] = []
     fence = ""
+    is_in_list = False
     for line in markdown.split("\n"):
         mark = re.match(r" *(```|~~~)", line)
         if mark and fence in ("", mark[1]):
@@ -114,7 +116,10 @@ def with_lists(markdown: str) -> str:
         is_text = before and not re.match(r"(\* |- |\d+\. | )", before)
         if not fence and starts and is_text:
             lines.append("")
-        lines.append(line)
+        if line and not line.startswith(" "):
+            is_in_list = bool(starts)
+        is_code = not fence and is_in_list and line.startswith(" " * 6)
+        lines.append(f"  {line}" if is_code else line)
     return "\n".join(lines)
 
 
