@@ -1,7 +1,4 @@
-"""A published model, its real weights: vectors and rankings are those of sentence-transformers.
-
-pytest tests/examples/test_minilm.py
-"""
+"""A published model, its real weights: vectors and rankings are those of sentence-transformers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """repro/run.py: recipes are whole and their commands understood; what is run is compared with what is
-expected.
-
-pytest tests/examples/test_repro.py
-"""
+expected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Settings that a command composes for another one are read back as they were, and files of settings that are
-damaged name the line."""
+"""Settings composed for another command are read back as they were; damaged files of settings name the line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``encoder.pretrained_model_cfg`` is a setting of every job that loads a model; what a checkpoint brings
-itself is answered."""
+"""``encoder.pretrained_model_cfg`` is a setting of every job that loads a model; others are answered."""
 
 from __future__ import annotations
 

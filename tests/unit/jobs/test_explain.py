@@ -30,11 +30,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainCommand:
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(tmp_path / "encoder"), False
     config.encoder.sequence_length = 24
     config.train.batch_size, config.train.num_workers, config.train.num_train_epochs = 4, 0, 3
-    config.train.gradient_accumulation_steps, config.train.other_negatives, config.train.warmup_steps = (
-        2,
-        1,
-        0,
-    )
+    config.train.gradient_accumulation_steps, config.train.other_negatives = 2, 1
+    config.train.warmup_steps = 0
     config.check()
     return config
 

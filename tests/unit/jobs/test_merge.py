@@ -18,7 +18,6 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.jobs import merge
 from dpr.jobs.merge import mixed
 from dpr.models.biencoder import BiEncoder
-from dpr.storage import durable
 from dpr.storage.durable import verify_folder
 from tests.helpers.adapters import base_folder, randomize_adapters
 from tests.helpers.jobs import raising
@@ -133,27 +132,6 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path,
         run(with_dev(place, chosen, "metric=mrr@10"))
     with pytest.raises(InputError, match="exists already, made with another models"):
         run([*with_dev(place, chosen)[:1], f"tuned={place / 'bad'}", *with_dev(place, chosen)[2:]])
-
-
-@pytest.mark.parametrize("moment", ["the model", "the manifest"])
-def test_killed_anywhere_it_ends_with_the_same_bytes(
-    place: Path, chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        if moment == "the model":
-            patch.setattr(merge, "write_json_file", stop)
-        else:
-            patch.setattr(durable, "write_manifest", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(with_dev(place, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-    assert run(with_dev(place, tmp_path / "out")) == 0
-    names = [path.relative_to(chosen) for path in chosen.rglob("*") if path.is_file()]
-    assert all((tmp_path / "out" / name).read_bytes() == (chosen / name).read_bytes() for name in names)
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["out"]
 
 
 def test_of_several_models_the_mean_is_taken_and_of_several_sets_the_mean_decides(

@@ -1,5 +1,4 @@
-"""The page of a service of three runs, whose passages have fields to filter by, no titles, and texts from
-right to left."""
+"""The page of a service of three runs, whose passages have fields, no titles, and texts from right to left."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 from dpr.embedding.source import PassageSource
 from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
+from tests.helpers.page import ask, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -144,22 +143,6 @@ def test_a_long_question_survives_the_address(page: Browser) -> None:
     page.press("Backspace", "Enter")
     page.wait("document.querySelectorAll('.hit').length == 0")
     assert text_of(page, "#status") == "30 passages."
-
-
-def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
-    ask(page, "zebra three")
-    for left, right in (("one", "two"), ("three", "one"), ("two", "three")):
-        choose(page, "left", left)
-        choose(page, "right", right)
-        page.wait(
-            f"document.querySelector('#hits-left .hit').dataset.id.startsWith('{left}') &&"
-            " !document.querySelector('.stale')"
-        )
-        assert {name.split()[0] for name in ids(page, "right")} == {right}
-        assert page.look(
-            "[document.querySelector('#name-left').innerText,"
-            " document.querySelector('#name-right').innerText]"
-        ) == [left, right]
 
 
 def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page: Browser) -> None:
