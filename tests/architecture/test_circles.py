@@ -1,5 +1,4 @@
-"""No module needs another that needs it: circles over all imports, those for type checkers and those inside
-functions included."""
+"""No module needs another that needs it, imports for type checkers and inside functions included."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ def module_name(source: Source) -> str:
 
 
 def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
-    """For every module those that it names. ``from a import b`` is of ``a.b`` where that is a module, else of
-    ``a``."""
+    """Returns the modules that each module names."""
     by_name = {module_name(source): source for source in sources}
     graph: dict[str, set[str]] = {}
     for name, source in by_name.items():

@@ -1,5 +1,4 @@
-"""What may not be called anywhere in the package: code execution from files, objects pickled between ranks,
-writing past the one writer."""
+"""Calls that may stand nowhere in the package: code from files, pickles between ranks, writing past the one writer."""
 
 from __future__ import annotations
 

@@ -92,8 +92,7 @@ def _is_root(source: Source) -> bool:
 
 
 def _is_light(name: str) -> bool:
-    """Whether a module of settings may import it: errors, settings, suggestions, and the table of
-    precisions."""
+    """True if a module of settings may import it."""
     return name.startswith(
         (
             "dpr.core.errors",

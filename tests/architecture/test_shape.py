@@ -21,7 +21,6 @@ def test_sources_are_ascii_and_open_with_what_they_are() -> None:
 
 
 def test_test_folders_are_packages() -> None:
-    """Otherwise two test files of the same name hide each other, and spawned processes cannot import their
-    functions."""
+    """Otherwise test files of the same name hide each other, and processes cannot import their functions."""
     folders = {path.parent for path in (REPOSITORY / "tests").rglob("test_*.py")}
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]

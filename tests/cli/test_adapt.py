@@ -1,5 +1,4 @@
-"""One command makes a corpus searchable by an encoder that learned from it without labels; rerun, it does
-only what has changed."""
+"""``dpr adapt`` makes a corpus searchable without labels; rerun, it does only what has changed."""
 
 from __future__ import annotations
 
@@ -25,15 +24,11 @@ STAGES = ["prepare", "new-encoder", "train", "embed", "embed", "retrieve"]
 
 def write_corpus(file: Path) -> None:
     rng = random.Random(3)
-    rows = [
-        {
-            "_id": f"d{number}",
-            "title": sentence(rng, 3),
-            "text": " ".join(f"{sentence(rng, 8).capitalize()}." for _ in range(4)),
-        }
-        for number in range(60)
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with file.open("w") as out:
+        for number in range(60):
+            row = {"_id": f"d{number}", "title": sentence(rng, 3)}
+            row["text"] = " ".join(f"{sentence(rng, 8).capitalize()}." for _ in range(4))
+            out.write(json.dumps(row) + "\n")
 
 
 def write_test_set(folder: Path) -> None:
@@ -206,13 +201,11 @@ def test_what_cannot_work_is_said_before_any_work(
         "docs processes=3": "expected 1, 2, 4, 8 or 16",
     }
     write_corpus(tmp_path / "corpus.jsonl")
-    cases["corpus.jsonl pairs=links"] = "pairs=links is not a kind of pairs"
     cases["corpus.jsonl model_file=docs"] = "model_file=docs holds no model.safetensors"
     cases["corpus.jsonl static=both"] = "static=both needs model_file"
     tiny_model(tmp_path / "backbone").ctx_model.backbone.save_pretrained(tmp_path / "backbone")
     cases["corpus.jsonl static=both model_file=backbone"] = "does not say how a text becomes a vector"
     cases["corpus.jsonl model_file=backbone out=."] = "model_file=backbone lies in out=., which is made anew"
-    cases["corpus.jsonl model_file=corpus.jsonl"] = "model_file=corpus.jsonl is a file, expected a folder"
     cases["corpus.jsonl model_file=./none"] = "model_file=./none: there is no such file or folder"
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "run.json").write_text("{}")

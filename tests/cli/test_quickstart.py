@@ -1,5 +1,4 @@
-"""One command makes a folder of documents searchable, evaluated beside BM25; rerun, it does only what has
-changed."""
+"""``dpr quickstart`` makes a folder of documents searchable; rerun, it does only what has changed."""
 
 from __future__ import annotations
 

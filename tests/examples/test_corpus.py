@@ -1,5 +1,4 @@
-"""The prepared folder: readable by every other command, without leaks between splits, the same bytes every
-time."""
+"""The prepared folder: readable by every command, without leaks between splits, the same bytes every time."""
 
 from __future__ import annotations
 

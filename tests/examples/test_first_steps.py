@@ -1,5 +1,4 @@
-"""The notebook runs from its first cell to its last, in plain Python, and is stored without what it
-printed."""
+"""The notebook runs from its first cell to its last, and is stored without what it printed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""repro/run.py: recipes are whole and their commands understood; what is run is compared with what is
-expected."""
+"""repro/run.py: recipes are whole, their commands understood, and figures are compared with those expected."""
 
 from __future__ import annotations
 

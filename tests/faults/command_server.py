@@ -1,10 +1,4 @@
-"""A process that has imported everything and forks any command of ``dpr`` whenever it is asked, with a fault
-in it if one is asked for.
-
-A fault is placed by counting: operations are what Python does to files in the command's working directory
-(opened to be written, renamed, removed, made, flushed), as the interpreter's audit events tell. So the
-product needs no hooks, and nothing is missed that goes through it.
-"""
+"""A process that forks any command of ``dpr``, with a fault counted in the interpreter's audit events of files."""
 
 from __future__ import annotations
 
@@ -146,8 +140,7 @@ def _make_short_trainings() -> None:
 
 
 def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:
-    """Counts operations and writes, and makes ``fault`` happen before the ``number``-th (from 1) of its
-    kind."""
+    """Counts operations and writes, and makes ``fault`` happen before the ``number``-th (from 1) of its kind."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     owner = os.getpid()
 

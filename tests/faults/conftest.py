@@ -88,8 +88,7 @@ def undisturbed(workshop: Workshop) -> dict[int, str]:
 
 @dataclass
 class Trial:
-    """One attempt. As a ``with`` block it counts as passed unless something is raised in it; the next attempt
-    follows all the same."""
+    """One attempt. As a ``with`` block it counts as passed unless something is raised in it."""
 
     number: int
     random: random.Random
@@ -120,8 +119,7 @@ class Case:
     failures: list[str] = field(default_factory=list)
 
     def trials(self, count: int, *, fast: int) -> Iterator[Trial]:
-        """``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the
-        number."""
+        """Yields ``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the number."""
         if not (fast or self.takes_all):
             pytest.skip("takes long; --all-faults runs it")
         for number in range(count if self.takes_all else fast):
@@ -169,8 +167,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _write_table(file: Path, rows: dict[str, Row]) -> None:
-    """Replaces the rows of this run in the file's table and keeps the others, so that the whole can be run in
-    pieces."""
+    """Replaces the rows of this run in the file's table and keeps the others."""
     text = file.read_text(encoding="utf-8")
     before, found, rest = text.partition(BEGIN)
     table, _, after = rest.partition(END)

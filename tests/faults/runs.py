@@ -73,8 +73,7 @@ class Run:
     codes: dict[int, int] = field(default_factory=dict)
 
     def poll(self) -> list[int] | None:
-        """Exit codes by rank (minus the signal's number for one that a signal ended), None while any rank
-        runs."""
+        """Returns exit codes by rank (minus the signal's number after a signal), None while any rank runs."""
         if len(self.codes) < len(self.pids):
             answer = self.server.ask({"do": "poll", "pids": self.pids})
             self.codes = {pid: code for pid, code in answer.items() if code is not None}
@@ -167,8 +166,7 @@ _ports = itertools.cycle(range(20000 + os.getpid() % 100 * 100, 20100 + os.getpi
 
 
 def free_port() -> int:
-    """A port below those that the system gives to connections, so that none takes it before rank 0; another
-    one at every call."""
+    """Returns a port below those that the system gives to connections; another one at every call."""
     for port in itertools.islice(_ports, 100):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,11 +182,7 @@ def saved_steps(output_dir: Path) -> list[int]:
 
 
 def state_hash(folder: Path, *, best: bool = True) -> str:
-    """SHA-256 over sorted (name, bytes) of model and optimizer, and the progress that decides the schedule,
-    of one checkpoint.
-
-    ``best=False`` leaves out which checkpoint is the best: one whose save failed cannot be it.
-    """
+    """Returns a hash of a checkpoint's weights, optimizer and progress (without which one is the ``best`` for False)."""
     digest = hashlib.sha256()
     for file in (checkpoints.MODEL_FILE, checkpoints.OPTIMIZER_FILE):
         for name, tensor in sorted(checkpoints.read_tensors(folder, file).items()):

@@ -1,5 +1,4 @@
-"""Every command that writes: killed at any operation on files, full disks, damaged outputs and caches,
-changed inputs, two at once."""
+"""Every command that writes: killed, full disks, damaged outputs and caches, changed inputs, two at once."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 def numbers(case: Case, job: str, total: int, fast: int) -> list[int]:
-    """All operations, or ``fast`` of them, from 1. Of training never all; it has its own rows in the
-    table."""
+    """Returns all operations, or ``fast`` of them, from 1; of a training never all."""
     if case.takes_all and job not in TRAININGS:
         return list(range(1, total + 1))
     some = min(40 if case.takes_all else fast, total)
@@ -225,8 +223,7 @@ def change(file: Path) -> None:
 
 
 def change_in_silence(file: Path) -> None:
-    """Another content of the same size in the same inode, with the time it had; of a text another letter or
-    digit."""
+    """Writes another content of the same size, inode and time."""
     before, content = file.stat(), bytearray(file.read_bytes())
     places = [
         match.start() for match in re.finditer(rb"(?<=[ \t\"])[a-z0-9](?=[a-z0-9 \t\",\n])", bytes(content))
@@ -244,8 +241,7 @@ def change_in_silence(file: Path) -> None:
 
 
 def files_of(job: str, folder: Path) -> list[Path]:
-    """Every file that the command line names, or that lies in a folder which it names, or that a suite
-    names."""
+    """Returns every file that the command line names, or a folder or suite in it."""
     named = [part.rstrip("*.") for part in re.findall(r"in/[\w./*-]+", JOBS[job])]
     named += [f"in/{name}" for name in SUITE if "suite.yaml" in JOBS[job]]
     found = [

@@ -1,5 +1,4 @@
-"""Checkpoints that were changed after they were written are noticed, named and passed over; nothing starts
-from zero in silence."""
+"""Checkpoints that were changed after they were written are noticed, named and passed over."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def checkpoint_files(output_dir: Path) -> list[str]:
 
 
 def check_fallback(workshop: Workshop, output_dir: Path, named: str, expected: str) -> None:
-    """The damage is found by ``verify``, reported with the file's name when the run resumes, and without
-    effect on its end."""
+    """The damage is found by ``verify``, named when the run resumes, and without effect on its end."""
     before = saved_steps(output_dir)
     problems = verify_folder(newest(output_dir))
     assert any(named in problem for problem in problems), problems

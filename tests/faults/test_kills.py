@@ -1,5 +1,4 @@
-"""SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of a run that was never
-killed."""
+"""SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of an undisturbed run."""
 
 from __future__ import annotations
 

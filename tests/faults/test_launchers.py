@@ -1,5 +1,4 @@
-"""The same under torch's own launchers: their signals, their restarts, their deaths. Slower, since every
-process starts from nothing."""
+"""The same under torch's own launchers: their signals, their restarts, their deaths."""
 
 from __future__ import annotations
 

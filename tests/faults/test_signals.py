@@ -1,5 +1,4 @@
-"""SIGTERM, SIGINT, SIGUSR1: all ranks stop at the same step with a checkpoint, and the same command
-resumes."""
+"""SIGTERM, SIGINT, SIGUSR1: all ranks stop at the same step with a checkpoint, and the same command resumes."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Subject:
-    """A reader. ``target`` is the file that is damaged, ``files`` everything it lies among; ``read`` is given
-    the target's path."""
+    """A reader: ``target`` is the file that is damaged, ``files`` everything it lies among."""
 
     target: str
     files: Callable[[], Files]

@@ -1,5 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol through a pipe: no driver, no further package, no
-port."""
+"""A headless Chromium, driven by its DevTools protocol through a pipe."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _PATIENCE_S = 60
 
 
 class Browser:
-    """One page. ``requested``: the addresses that it asked for; ``problems``: exceptions, errors of the
-    console, refused loads."""
+    """One page, with the addresses ``requested`` and the ``problems`` that it reported."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._out, self._in = (

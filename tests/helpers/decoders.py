@@ -15,8 +15,7 @@ KINDS = ("qwen2, gpt2", "llama", "qwen3 embedding")
 
 
 def byte_tokenizer(kind: str = "qwen2, gpt2", **options: Any) -> PreTrainedTokenizerFast:
-    """One token a byte. By ``kind`` nothing is added, a token before every text, or one after it; the end
-    token fills batches up."""
+    """One token a byte, with nothing added, a token before every text, or one after it, by ``kind``."""
     tokenizer = Tokenizer(models.BPE(VOCABULARY, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([BEGIN, END])
@@ -38,8 +37,7 @@ def byte_tokenizer(kind: str = "qwen2, gpt2", **options: Any) -> PreTrainedToken
 
 
 def decoder_folder(folder: Path, kind: str = "qwen2, gpt2", **config: Any) -> Path:
-    """Writes config.json and tokenizer of a Qwen3 with 2 layers, 32 wide, whose heads share keys; no
-    weights."""
+    """Writes config.json and tokenizer of a Qwen3 with 2 layers, 32 wide, without weights."""
     defaults = {
         "vocab_size": len(VOCABULARY),
         "hidden_size": 32,

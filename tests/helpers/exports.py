@@ -1,5 +1,4 @@
-"""Models of every shape that leaves the toolkit, with random weights large enough for every token to
-count."""
+"""Models of every shape that is exported, with random weights large enough for every token to count."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ def bag(folder: Path, **settings: Any) -> BiEncoder:
 
 
 def rooted(folder: Path, **settings: Any) -> BiEncoder:
-    """A static encoder as the quickstart's: special tokens, repeats counted by their roots, titles joined by
-    a template."""
+    """A static encoder as the quickstart's: special tokens, roots of counts, titles joined by a template."""
     template = "{title} {title} {title} {text}"
     values = {
         "pooling": "idf_sqrt",
@@ -104,8 +102,7 @@ def decoder(folder: Path, **settings: Any) -> BiEncoder:
 
 
 def question_writer(folder: Path) -> Path:
-    """A T5 of one layer for the vocabulary in the folder, with random weights so large that what it writes
-    depends on what it reads."""
+    """Writes a T5 of one layer whose random weights are so large that its output depends on its input."""
     tokenizer = BertTokenizer(str(folder / "vocab.txt"), eos_token="[SEP]")
     tokenizer.save_pretrained(folder)
     sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}

@@ -1,5 +1,4 @@
-"""The slow truth: what training computes, written out plainly and independently of the package (one process,
-padded, loops)."""
+"""The slow truth: what training computes, written out independently of the package."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def global_batch_loss(
     distinct: bool,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Mean over questions of -log softmax of the positive among the candidates, one question and one
-    candidate at a time."""
+    """Returns the mean over questions of -log softmax of the positive, one candidate at a time."""
     total = torch.zeros((), dtype=questions.dtype)
     for row, positive in enumerate(positives):
         answers = {key_of(passage) for passage in known[row]}
@@ -58,7 +56,6 @@ def global_batch_loss(
 
 
 def sample_passages(sample: TrainingSample, num_hard: int, num_other: int) -> list[Passage]:
-    """First positive, then other, then hard negatives in file order; others stand in when there are no hard
-    ones."""
+    """Returns the first positive, other, then hard negatives in file order; others stand in for missing hard ones."""
     hard = sample.hard_negatives or sample.other_negatives
     return [sample.positives[0], *sample.other_negatives[:num_other], *hard[:num_hard]]

@@ -59,8 +59,7 @@ def asked_together(client: Any, gate: Gate, *asked: tuple[str, Any]) -> list[Any
 def local_app(
     runs: dict[str, Path], before: Before, token: str | None, settings: ServeSettings
 ) -> tuple[Any, Any, list[Exception]]:
-    """The application, its engine, and where failures of its start go. ``before`` is called with the questions
-    of each search."""
+    """Returns the application, its engine and the failures of its start; ``before`` gets each search's questions."""
     from dpr.serving.app import make_app
     from dpr.serving.engine import ServedIndex, open_runs
 

@@ -65,8 +65,7 @@ def training_folder(folder: Path, *, train: int, dev: int) -> Path:
 
 
 def static_folder(folder: Path, *, width: int = 16, counted: bool = True) -> Path:
-    """Writes the folder of a static encoder with a tokenizer and, where ``counted``, made-up frequencies of
-    its tokens."""
+    """Writes a static encoder with a tokenizer and, where ``counted``, made-up frequencies of its tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(
@@ -109,8 +108,7 @@ def sentence(rng: random.Random, num_words: int) -> str:
 
 
 def make_samples(count: int, *, seed: int = 0, num_passages: int = 40) -> list[TrainingSample]:
-    """Questions with 1 to 3 positives and uneven numbers of hard and other negatives, all from one small
-    corpus, so that passages recur within and across global batches; some passages have a title, some an id."""
+    """Questions with uneven numbers of passages from one small corpus; some passages have a title, some an id."""
     rng = random.Random(seed)
     corpus = [
         Passage(

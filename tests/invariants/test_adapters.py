@@ -1,5 +1,4 @@
-"""A run that trains adapters and is resumed ends with bitwise the adapters that it would have had, and its
-base stays as it was."""
+"""A resumed run of adapters ends with bitwise the same adapters, and its base stays as it was."""
 
 from __future__ import annotations
 

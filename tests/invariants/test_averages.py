@@ -1,8 +1,4 @@
-"""With train.ema_decay, what is measured and saved is the mean of the weights over the updates; what is
-trained is as without it.
-
-pytest tests/invariants/test_averages.py
-"""
+"""With train.ema_decay, the mean of the weights is measured and saved; training is as without it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A decoder read at its end token keeps the promises: one gradient over processes, in chunks, packed or
-padded; with adapters too."""
+"""A decoder read at its end token has one gradient over processes, in chunks, packed or padded, with adapters too."""
 
 from __future__ import annotations
 

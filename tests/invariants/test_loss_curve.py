@@ -1,8 +1,4 @@
-"""Twenty global batches of training against an independent loop: plain Hugging Face BERT, plain softmax over the global batch,
-plain AdamW.
-
-pytest tests/invariants/test_loss_curve.py
-"""
+"""Twenty global batches against an independent loop: plain Hugging Face BERT, plain softmax, plain AdamW."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ def plain_samples() -> list[TrainingSample]:
 def reference_curve(
     folder: Path, samples: list[TrainingSample], order: list[int]
 ) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of the updates; the gradient of an update is the mean over its global batches, clipped
-    once."""
+    """Losses and gradient norms of the updates; the mean gradient of their global batches is clipped once."""
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = tiny_model(folder)
     towers = []

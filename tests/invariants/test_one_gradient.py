@@ -1,7 +1,4 @@
-"""Promise 1: one global batch, one gradient, whatever the number of processes.
-
-pytest tests/invariants/test_one_gradient.py
-"""
+"""Promise 1: one global batch, one gradient, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -75,8 +72,7 @@ class Margin(Loss):
 
 
 class Crowd(Term):
-    """Of each question the mean squared logit of the passages that count, and of its own slots; as a term it
-    stands beside others."""
+    """Of each question the mean squared logit of the passages that count, and of its own slots."""
 
     needs = frozenset({"contexts", "own_scores"})
 
@@ -107,8 +103,7 @@ def with_a_term() -> Loss:
 
 
 def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Loss, number correct and gradient of one optimizer step of ACCUMULATION global batches, as every rank of a group
-    sees them."""
+    """Loss, number correct and gradient of one step of ACCUMULATION global batches, as every rank sees them."""
     ranks = current_ranks()
     options = TowerOptions(**case.get("options", {}))
     model = tiny_model(folder, options=options, **case.get("settings", {})).train()

@@ -1,8 +1,4 @@
-"""Global batches of several data sets: loss and gradient are those of the formula, for any number of processes, from
-text and from stored tokens.
-
-pytest tests/invariants/test_several_sets.py
-"""
+"""Global batches of several data sets have the loss and gradient of the formula, from text and stored tokens."""
 
 from __future__ import annotations
 
@@ -51,8 +47,7 @@ SECOND = DataSetSettings(
 
 
 def two_sets() -> list[tuple[ListSource, DataSetSettings]]:
-    """Both have passages of the same text, some with ids, some without: one passage, whatever its id and its
-    set."""
+    """Both have passages of the same text, some with ids: one passage, whatever its id and its set."""
     return [
         (ListSource(make_samples(30, seed=1), "first"), FIRST),
         (ListSource(make_samples(22, seed=1), "second"), SECOND),
@@ -81,8 +76,7 @@ def gradient_of_a_step(
 
 
 def reference(folder: Path) -> dict[str, torch.Tensor]:
-    """The formula of docs/numerics.md, question by question, from texts: sum of w_i l_i / Q, the mean over
-    the global batches of the step."""
+    """The formula of docs/numerics.md, question by question: sum of w_i l_i / Q, the mean over global batches."""
     model = tiny_model(folder).train()
     dataset = batches_of(model)
     encode = model.tensorizer.tokenizer

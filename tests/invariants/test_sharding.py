@@ -1,7 +1,4 @@
-"""A model spread over several processes computes what one process does that holds all of it.
-
-pytest tests/invariants/test_sharding.py
-"""
+"""A model spread over several processes computes what one process does that holds all of it."""
 
 from __future__ import annotations
 
@@ -112,8 +109,7 @@ def on_two(folder: Path, runs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whole runs of 1 and 2 processes, and a run of 2 that is stopped and resumed on 2, and on one without
-    sharding."""
+    """Whole runs of 1 and 2 processes, and a sharded run that is stopped and resumed on 2, and on one."""
     folder, runs = (
         encoder_folder(tmp_path_factory.mktemp("model") / "encoder"),
         tmp_path_factory.mktemp("runs"),

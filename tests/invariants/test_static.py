@@ -1,8 +1,4 @@
-"""Static encoders keep the promises: one gradient and one model on any number of processes, cached as direct,
-resumed bit for bit.
-
-pytest tests/invariants/test_static.py
-"""
+"""Static encoders have one gradient and one model on any number of processes, and resume bit for bit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Training and validation from a token store against training from the text: the same losses, metrics and
-weights, bit for bit.
-
-pytest tests/invariants/test_token_store.py
-"""
+"""Training from a token store has the losses, metrics and weights of the text, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Validation metrics do not depend on the number of processes or on how the work is cut, and equal the slow
-truth.
-
-pytest tests/invariants/test_validation_figures.py
-"""
+"""Validation metrics do not depend on the number of processes or the cut of the work, and equal the slow truth."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ IDS = [f"p{number:03d}" for number in range(40)]
 
 @pytest.fixture(scope="module")
 def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A corpus of JSON lines whose passages have a section and, half of them, a year; searched by vectors
-    through an approximate index."""
+    """Passages with a section and, half of them, a year, searched through an approximate index."""
     folder = tmp_path_factory.mktemp("filters") / "run"
     shutil.copytree(run_folder, folder)
     (folder / "corpus.jsonl").write_text(
