@@ -12,29 +12,20 @@ from dpr.cli.main import COMMANDS
 from tests.architecture.source_files import REPOSITORY, Source, imports, package_sources, parse
 from tests.helpers.patience import patient
 
-LAYERS = {
-    "core": 0,
-    "storage": 1,
-    "formats": 2,
-    "data": 3,
-    "models": 4,
-    "losses": 4,
-    "embedding": 5,
-    "indexer": 5,
-    "evaluation": 5,
-    "training": 6,
-    "retrieval": 6,
-    "preparation": 6,
-    "mining": 6,
-    "export": 6,
-    "serving": 7,
-    "integrations": 7,
-    "adaptation": 7,
-    "jobs": 8,
-    "__init__": 8,
-    "cli": 9,
-    "__main__": 10,
-}
+_ROOMS_BY_LAYER = (
+    "core",
+    "storage",
+    "formats",
+    "data",
+    "models losses",
+    "embedding indexer evaluation",
+    "training retrieval preparation mining export",
+    "serving integrations adaptation",
+    "jobs __init__",
+    "cli",
+    "__main__",
+)
+LAYERS = {room: layer for layer, rooms in enumerate(_ROOMS_BY_LAYER) for room in rooms.split()}
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.
 ROOMS = {
@@ -65,18 +56,7 @@ ROOMS = {
     "omegaconf": ("dpr/cli/",),
 }
 ANYWHERE = {"torch", "numpy", "tqdm"}
-HEAVY = {
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "pyarrow",
-    "pandas",
-    "faiss",
-    "bm25s",
-    "pytrec_eval",
-    "scipy",
-}
+HEAVY = {*"torch transformers tokenizers datasets pyarrow pandas faiss bm25s pytrec_eval scipy".split()}
 
 
 ROOTS = {command.settings.partition(":")[0] for command in COMMANDS.values()}
@@ -93,15 +73,9 @@ def _is_root(source: Source) -> bool:
 
 def _is_light(name: str) -> bool:
     """True if a module of settings may import it."""
-    return name.startswith(
-        (
-            "dpr.core.errors",
-            "dpr.core.compute_settings",
-            "dpr.core.other_names",
-            "dpr.core.setting",
-            "dpr.core.settings",
-        )
-    ) or "".join(name.split(".")[2:3]).endswith("settings")
+    light = "errors compute_settings other_names setting settings".split()
+    is_light = name.startswith(tuple(f"dpr.core.{each}" for each in light))
+    return is_light or "".join(name.split(".")[2:3]).endswith("settings")
 
 
 def layer_faults(source: Source) -> list[str]:
@@ -144,12 +118,7 @@ def early_faults(source: Source) -> list[str]:
         return []
     light = (
         "dpr.cli.",
-        "dpr.core.cores",
-        "dpr.core.logs",
-        "dpr.core.machine",
-        "dpr.core.overrides",
-        "dpr.core.settings",
-        "dpr.core.version",
+        *(f"dpr.core.{name}" for name in "cores logs machine overrides settings version".split()),
     )
     return [
         source.where(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -31,26 +32,17 @@ def serve(requests: Connection) -> None:
 
 
 def _import_everything() -> None:
-    import bm25s  # noqa: F401
     import faiss
-    import hydra  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-    import pytrec_eval  # noqa: F401
-    import tokenizers  # noqa: F401
     import torch
 
-    import dpr.jobs.adapt
-    import dpr.jobs.compare
-    import dpr.jobs.download
-    import dpr.jobs.embed
-    import dpr.jobs.export
-    import dpr.jobs.mine
-    import dpr.jobs.quickstart
-    import dpr.jobs.retrieve
-    import dpr.jobs.train
-    import dpr.preparation.conversion
-    import dpr.preparation.new_encoder  # noqa: F401
-    import examples.docstring_corpus.__main__  # noqa: F401
+    for (
+        name
+    ) in "bm25s hydra pyarrow.parquet pytrec_eval tokenizers examples.docstring_corpus.__main__".split():
+        importlib.import_module(name)
+    for name in "adapt compare download embed export mine quickstart retrieve train".split():
+        importlib.import_module(f"dpr.jobs.{name}")
+    for name in ("conversion", "new_encoder"):
+        importlib.import_module(f"dpr.preparation.{name}")
     from dpr.cli.main import COMMANDS
     from dpr.training.device_speed import matrix_speed
 

@@ -29,29 +29,19 @@ CASE_LIMIT_S = 60.0
 RANK_TIMEOUT_S = round(patient(20 / 3))
 """Twenty seconds on an idle machine, so that a slow disk is not a lost rank."""
 
+SETTINGS = (
+    "encoder.pretrained=false encoder.sequence_length=24 encoder.dropout=0.1 train.global_batch_size=8"
+    " train.num_train_epochs=2 train.learning_rate=1e-3 train.warmup_steps=3 train.eval_every_steps=6"
+    f" train.save_every_steps={SAVE_EVERY} train.log_batch_step=1 rank_timeout_s={RANK_TIMEOUT_S}"
+)
 Injection = tuple[str, dict[str, Any]]
 
 
 def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:
     """Command line of a run: of 48 questions, 12 updates in two epochs, a checkpoint every second."""
-    return [
-        f"train_datasets=[{workplace / 'train.json'}]",
-        f"dev_datasets=[{workplace / 'dev.json'}]",
-        f"output_dir={output_dir}",
-        f"encoder.pretrained_model_cfg={workplace / 'encoder'}",
-        "encoder.pretrained=false",
-        "encoder.sequence_length=24",
-        "encoder.dropout=0.1",
-        "train.global_batch_size=8",
-        "train.num_train_epochs=2",
-        "train.learning_rate=1e-3",
-        "train.warmup_steps=3",
-        "train.eval_every_steps=6",
-        f"train.save_every_steps={SAVE_EVERY}",
-        "train.log_batch_step=1",
-        f"rank_timeout_s={RANK_TIMEOUT_S}",
-        *overrides,
-    ]
+    files = [f"{name}_datasets=[{workplace / name}.json]" for name in ("train", "dev")]
+    files += [f"output_dir={output_dir}", f"encoder.pretrained_model_cfg={workplace / 'encoder'}"]
+    return [*files, *SETTINGS.split(), *overrides]
 
 
 def environment(workplace: Path) -> dict[str, str]:

@@ -33,20 +33,9 @@ from tests.helpers.jobs import verify
 REFUSED, KILLED = 3, -9
 BINARY = (".safetensors", ".npy", ".cp")
 KILLED_ONCE = (
-    "prepare",
-    "prepare-folder",
-    "prepare-pairs",
-    "new-encoder",
-    "export to=hf-dpr",
-    "embed",
-    "retrieve indexer=bm25",
-    "evaluate",
-    "mine",
-    "score",
-    "report",
-    "download",
-    "merge",
-)
+    "prepare, prepare-folder, prepare-pairs, new-encoder, export to=hf-dpr, embed, retrieve indexer=bm25, "
+    "evaluate, mine, score, report, download, merge"
+).split(", ")
 """The jobs, one of each command, that ``make test`` kills; trainings: test_kills.py."""
 FAST = {
     "test_disk_full": ("prepare", "retrieve indexer=bm25"),

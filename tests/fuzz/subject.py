@@ -29,10 +29,6 @@ class Subject:
     """Called with the folder after the damage, as whoever means harm would: to make the manifest agree."""
 
 
-def one(name: str, data: bytes) -> Callable[[], Files]:
-    return lambda: {name: data}
-
-
 def lines(*records: Any) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 

@@ -38,19 +38,10 @@ def byte_tokenizer(kind: str = "qwen2, gpt2", **options: Any) -> PreTrainedToken
 
 def decoder_folder(folder: Path, kind: str = "qwen2, gpt2", **config: Any) -> Path:
     """Writes config.json and tokenizer of a Qwen3 with 2 layers, 32 wide, without weights."""
-    defaults = {
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-        "pad_token_id": VOCABULARY[END],
-        "eos_token_id": VOCABULARY[END],
-        "bos_token_id": None,
-    }
+    tokens = {"pad_token_id": VOCABULARY[END], "eos_token_id": VOCABULARY[END], "bos_token_id": None}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    defaults = {"vocab_size": len(VOCABULARY), **tokens, **heads, **sizes}
     byte_tokenizer(kind).save_pretrained(str(folder))
     Qwen3Config(**{**defaults, **config}).save_pretrained(str(folder))
     return folder

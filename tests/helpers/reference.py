@@ -55,6 +55,19 @@ def global_batch_loss(
     return total / len(positives)
 
 
+def slow_vectors(
+    model: Any, samples: Sequence[TrainingSample], chosen: Sequence[Sequence[Passage]], max_length: int
+) -> tuple[torch.Tensor, torch.Tensor, list[Passage], list[int]]:
+    """Returns vectors of questions and of their chosen passages, these passages, and the positives' places."""
+    tokenizer = model.tensorizer.tokenizer
+    passages = [passage for row in chosen for passage in row]
+    positives = [sum(map(len, chosen[:row])) for row in range(len(chosen))]
+    texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
+    asked = [sample.question for sample in samples]
+    questions = embed(model.question_model.backbone, tokenizer, asked, max_length)
+    return questions, embed(model.ctx_model.backbone, tokenizer, texts, max_length), passages, positives
+
+
 def sample_passages(sample: TrainingSample, num_hard: int, num_other: int) -> list[Passage]:
     """Returns the first positive, other, then hard negatives in file order; others stand in for missing hard ones."""
     hard = sample.hard_negatives or sample.other_negatives

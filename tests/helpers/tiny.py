@@ -21,20 +21,7 @@ from dpr.models.encoder import EncoderSettings
 WORDS = tuple(
     first + second for first in "b c d f g h k l m n p r s t v w".split() for second in "a e i o u".split()
 )
-VOCABULARY = (
-    "[PAD]",
-    "[unused0]",
-    "[unused1]",
-    "[unused2]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "'",
-    "-",
-    "?",
-    *WORDS,
-)
+VOCABULARY = (*"[PAD] [unused0] [unused1] [unused2] [UNK] [CLS] [SEP] [MASK] ' - ?".split(), *WORDS)
 
 
 def encoder_folder(folder: Path, **config: Any) -> Path:
@@ -43,15 +30,8 @@ def encoder_folder(folder: Path, **config: Any) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
-    defaults = {
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-    }
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    defaults = {"vocab_size": len(VOCABULARY), "max_position_embeddings": 64, "pad_token_id": 0, **sizes}
     BertConfig(**{**defaults, **config}).save_pretrained(str(folder))
     return folder
 

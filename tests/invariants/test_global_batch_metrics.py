@@ -222,14 +222,9 @@ def test_nobody_waits_for_the_device_before_the_log_line(
         torch.device("meta"),
         torch.zeros(36, 16, device="meta"),
     )
-    metadata = (
-        batch.positive_idx,
-        batch.context_valid,
-        batch.context_ids,
-        batch.known_positive_ids,
-        batch.known_positive_valid,
-    )
-    candidates = find_candidates("distinct", *metadata).to(meta)
+    known = batch.known_positive_ids, batch.known_positive_valid
+    slots = batch.positive_idx, batch.context_valid, batch.context_ids
+    candidates = find_candidates("distinct", *slots, *known).to(meta)
     global_batch = GlobalBatch(
         vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids
     )

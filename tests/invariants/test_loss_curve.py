@@ -81,20 +81,9 @@ def reference_curve(
 def test_twenty_global_batches_follow_an_independent_reference(tmp_path: Path) -> None:
     folder, curve = encoder_folder(tmp_path / "encoder"), Curve()
     samples = plain_samples()
-    trainer = make_trainer(
-        tiny_model(folder),
-        [ListSource(samples)],
-        [],
-        tmp_path / "run",
-        curve,
-        batch_size=BATCH,
-        num_train_epochs=1,
-        gradient_accumulation_steps=ACCUMULATION,
-        learning_rate=1e-2,
-        max_grad_norm=LIMIT,
-        lr_schedule="linear",
-        warmup_steps=5,
-    )
+    options = {"batch_size": BATCH, "num_train_epochs": 1, "gradient_accumulation_steps": ACCUMULATION}
+    options |= {"learning_rate": 1e-2, "max_grad_norm": LIMIT, "lr_schedule": "linear", "warmup_steps": 5}
+    trainer = make_trainer(tiny_model(folder), [ListSource(samples)], [], tmp_path / "run", curve, **options)
     order = [
         int(row)
         for index in range(BATCHES)

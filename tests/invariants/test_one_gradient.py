@@ -23,7 +23,7 @@ from dpr.training.settings import LossSettings, TrainNode
 from dpr.training.trainer import make_step
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.reference import embed, global_batch_loss, sample_passages
+from tests.helpers.reference import global_batch_loss, sample_passages, slow_vectors
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import assert_near, taken
 
@@ -218,25 +218,11 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str,
     total = torch.zeros((), dtype=torch.float64)
     for number in range(ACCUMULATION):
         rows = [int(row) for row in order.global_batch(1, number).rows]
-        passages, positives = [], []
-        for row in rows:
-            chosen = collator.select(data_row(source, row, DataSetSettings(), pass_number=1))
-            positives.append(len(passages))
-            passages += [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives]
-        tokenizer = model.tensorizer.tokenizer
-        questions = embed(
-            model.question_model.backbone, tokenizer, [source[row].question for row in rows], 24
-        )
-        texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
-        contexts = embed(model.ctx_model.backbone, tokenizer, texts, 24)
+        selected = [collator.select(data_row(source, row, DataSetSettings(), pass_number=1)) for row in rows]
+        chosen = [[each.positive, *each.other_negatives, *each.hard_negatives] for each in selected]
+        found = slow_vectors(model, [source[row] for row in rows], chosen, 24)
         known = [source.known_positives(row) for row in rows]
-        total = (
-            total
-            + global_batch_loss(
-                questions, contexts, passages, positives, known, distinct=candidates == "distinct"
-            )
-            / ACCUMULATION
-        )
+        total = total + global_batch_loss(*found, known, distinct=candidates == "distinct") / ACCUMULATION
     total.backward()
     torch.testing.assert_close(fast["loss"], total.detach(), rtol=0, atol=TOLERANCE)
     for name, parameter in model.named_parameters():

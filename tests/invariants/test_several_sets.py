@@ -327,37 +327,25 @@ def test_options_of_a_set_are_checked(tmp_path: Path, options: DataSetSettings, 
         make_trainer(model, [(ListSource(make_samples(8)), options)], [], tmp_path / "run")
 
 
+def weighted(first: float | None, second: float | None) -> list[tuple[ListSource, DataSetSettings]]:
+    (one, options), (other, others) = two_sets()
+    return [(one, replace(options, weight=first)), (other, replace(others, weight=second))]
+
+
 @pytest.mark.parametrize(
     ("weights", "sampling", "message"),
     [
         ((1.0, None), Sampling(), r"datasets\.first\.weight is set, but second has none"),
         ((0.0, 0.0), Sampling(), r"datasets\.first\.weight=0, and no train set has more"),
-        (
-            (1.0, 2.0),
-            Sampling(temperature=1.0),
-            r"datasets\.first\.weight and train\.sampling\.temperature are mutually exclusive",
-        ),
-        (
-            (1.0, 2.0),
-            Sampling(rates=[1, 1]),
-            r"datasets\.first\.weight and train_sampling_rates are mutually exclusive",
-        ),
+        ((1.0, 2.0), Sampling(temperature=1.0), "and train.sampling.temperature are mutually exclusive"),
+        ((1.0, 2.0), Sampling(rates=[1, 1]), "and train_sampling_rates are mutually exclusive"),
     ],
 )
-def test_weights_of_sets_are_for_all_sets_and_alone(
-    weights: tuple[float | None, float | None], sampling: Sampling, message: str
-) -> None:
-    sets = [
-        (source, replace(options, weight=weight))
-        for (source, options), weight in zip(two_sets(), weights, strict=True)
-    ]
+def test_weights_of_sets_are_for_all_sets_and_alone(weights: Any, sampling: Sampling, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        with_weights_of_sets(sampling, sets)
+        with_weights_of_sets(sampling, weighted(*weights))
 
 
 def test_weights_of_sets_are_the_shares() -> None:
-    sets = [
-        (source, replace(options, weight=weight))
-        for (source, options), weight in zip(two_sets(), (1.0, 3.0), strict=True)
-    ]
-    assert with_weights_of_sets(Sampling(mixed=True), sets) == Sampling(mixed=True, weights=[1.0, 3.0])
+    given = Sampling(mixed=True)
+    assert with_weights_of_sets(given, weighted(1.0, 3.0)) == replace(given, weights=[1.0, 3.0])

@@ -22,8 +22,6 @@ from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.serving import Gate, asked_together, served
 from tests.unit.retrieval.conftest import World
 
-IDS = [f"p{number:03d}" for number in range(40)]
-
 
 @pytest.fixture(scope="module")
 def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
