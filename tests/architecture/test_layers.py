@@ -187,3 +187,12 @@ def test_importing_every_command_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60)
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_the_trainer_loads_no_more_than_training_needs() -> None:
+    """A reader of the trainer opens these modules of the toolkit and no others."""
+    program = (
+        "import sys, dpr.training.trainer; print(sum(name.split('.')[0] == 'dpr' for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 95

@@ -69,13 +69,6 @@ class TestComposition:
         config.datasets = {}
         assert config == plain
 
-    def test_below_the_door_there_are_plain_objects_and_nothing_is_written(self) -> None:
-        before = Path.cwd()
-        config = compose("datasets.mine.file=x.json", "train_datasets=[a,b]", "output_dir=runs/a")
-        kinds = type(config), type(config.datasets["mine"]), type(config.train_datasets)
-        assert kinds == (TrainCommand, dict, list)
-        assert Path.cwd() == before and not list(before.iterdir())
-
     def test_dashed_arguments_spaces_and_stray_backslashes_are_understood(self) -> None:
         config = compose(
             " train_datasets=[a.json]", "--train.batch_size=7", "seed=3\\", "\\", "", "--seed=4 "
@@ -146,14 +139,6 @@ class TestOldKeys:
         assert compose("fp16=True").train.precision == "fp16"
         assert "read as train.precision=fp16" in capsys.readouterr().err
         assert compose("fp16=False", "train.precision=bf16").train.precision == "bf16"
-
-    def test_other_ranks_do_not_repeat_the_warning(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
-            monkeypatch.setenv(name, value)
-        compose("--local-rank=1", "global_loss_buf_sz=3")
-        assert capsys.readouterr().err == ""
 
 
 class TestWithoutEffect:

@@ -95,13 +95,6 @@ def test_packages_are_chosen_by_name_and_an_unknown_name_is_an_error(tmp_path: P
         modules(["alpha", "gamma"])
 
 
-def test_two_processes_read_what_one_reads() -> None:
-    sources = find_sources(["stdlib"])[:150]
-    alone = read_docstrings(sources, processes=1)
-    assert len(alone) > 100
-    assert read_docstrings(sources, processes=2) == alone
-
-
 def test_the_first_sentence_is_the_question_and_the_rest_the_passage() -> None:
     wrapped = "Read a file that\n    is wrapped. With a second sentence.\n\n    " + REST
     assert split_docstring(wrapped) == ("Read a file that is wrapped.", "With a second sentence. " + REST)

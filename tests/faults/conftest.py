@@ -7,15 +7,17 @@ pytest tests/faults --all-faults --fault-table FILE          and puts the counts
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,26 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     assert not case.failures, f"{len(case.failures)} trials of {row.tried} failed\n" + "\n".join(
         case.failures
     )
+
+
+def fault(
+    row: str, text: str, expected: str, *, trials: int, fast: int = 1
+) -> Callable[[Callable[..., None]], Any]:
+    """Makes a function of one ``trial`` a test of as many, which are a row of the table."""
+
+    def decorated(function: Callable[..., None]) -> Any:
+        def test(case: Case, **fixtures: Any) -> None:
+            for trial in case.trials(trials, fast=fast):
+                with trial:
+                    function(trial=trial, **fixtures)
+
+        names = ["case", *(name for name in inspect.signature(function).parameters if name != "trial")]
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        test.__name__, test.__doc__ = function.__name__, function.__doc__
+        return pytest.mark.fault(row, text, expected)(test)
+
+    return decorated
 
 
 def _order(row: Row) -> tuple[str, int, str]:

@@ -171,6 +171,12 @@ def saved_steps(output_dir: Path) -> list[int]:
     return [int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(output_dir)]
 
 
+def logged_values(output_dir: Path, name: str) -> dict[int, float]:
+    """Returns a metric of a run by step."""
+    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
 def state_hash(folder: Path, *, best: bool = True) -> str:
     """Returns a hash of a checkpoint's weights, optimizer and progress (without which one is the ``best`` for False)."""
     digest = hashlib.sha256()

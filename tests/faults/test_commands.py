@@ -27,7 +27,7 @@ from tests.faults.command_jobs import (
     left_by,
     unfinished_business,
 )
-from tests.faults.conftest import Case, Trial
+from tests.faults.conftest import Case, Trial, fault
 from tests.helpers.jobs import verify
 
 REFUSED, KILLED = 3, -9
@@ -312,17 +312,18 @@ def test_verify_names_every_changed_file(
             assert any(code == 3 or "no checksum says" in line for line in told), f"{place}: {lines}"
 
 
-@pytest.mark.fault(
-    "B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes"
+@fault(
+    "B5",
+    "any command, twice at once",
+    "one ends well, the other too or with exit 3; equal bytes",
+    trials=5,
 )
-def test_two_at_once(case: Case, commands: Commands, job: str) -> None:
-    for trial in case.trials(5, fast=1):
-        with trial:
-            results = commands.run_together(job, trial.output_dir, count=2)
-            for result in results:
-                check_plain(result, [0, REFUSED])
-            assert 0 in [result.code for result in results], results[0].text + results[1].text
-            finish(commands, job, trial.output_dir)
+def test_two_at_once(trial: Trial, commands: Commands, job: str) -> None:
+    results = commands.run_together(job, trial.output_dir, count=2)
+    for result in results:
+        check_plain(result, [0, REFUSED])
+    assert 0 in [result.code for result in results], results[0].text + results[1].text
+    finish(commands, job, trial.output_dir)
 
 
 @pytest.mark.fault(

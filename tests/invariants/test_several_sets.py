@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -300,30 +301,15 @@ def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> Non
     trainer.resume()
     trainer.checkpoints.lock.release()
     assert trainer.identity.fixed["train_sampling_rates"] == [3, 2]
-    assert list(trainer.identity.fixed["datasets"][0].items()) == [
-        ("namespace", "first"),
-        ("query_prefix", None),
-        ("query_suffix", None),
-        ("selector", None),
-        ("encoder_type", ""),
-        ("shuffle_positives", True),
-        ("normalize", False),
-        ("exclude_gold", False),
-        ("loss_scale", 0.3),
-    ]
+    assert json.dumps(trainer.identity.fixed["datasets"][0]) == (
+        '{"namespace": "first", "query_prefix": null, "query_suffix": null, "selector": null, "encoder_type": "",'
+        ' "shuffle_positives": true, "normalize": false, "exclude_gold": false, "loss_scale": 0.3}'
+    )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (DataSetSettings(file="train.json"), "options of tiny say where to read it, but it is open"),
-        (DataSetSettings(weight=-1.0), r"datasets\.tiny\.weight=-1"),
-        (DataSetSettings(selector=""), "selector='' is neither a position"),
-    ],
-)
-def test_options_of_a_set_are_checked(tmp_path: Path, options: DataSetSettings, message: str) -> None:
-    model = tiny_model(encoder_folder(tmp_path / "encoder"))
-    with pytest.raises(ConfigError, match=message):
+def test_a_set_that_is_open_already_names_no_file(tmp_path: Path) -> None:
+    model, options = tiny_model(encoder_folder(tmp_path / "encoder")), DataSetSettings(file="train.json")
+    with pytest.raises(ConfigError, match="options of tiny say where to read it, but it is open"):
         make_trainer(model, [(ListSource(make_samples(8)), options)], [], tmp_path / "run")
 
 

@@ -14,7 +14,6 @@ from dpr.jobs.train import build_model, open_sets
 from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainCommand
-from tests.helpers.jobs import explain as main
 from tests.helpers.tiny import encoder_folder, make_samples
 from tests.helpers.training import trainer_of
 
@@ -121,19 +120,3 @@ def test_the_global_batch_of_the_run_is_taken_and_a_step_too_far_is_refused(conf
     config.step = 19
     with pytest.raises(ConfigError, match="step=19, but the run has 18 steps"):
         list(explain(config))
-
-
-def test_the_command_takes_the_command_line_of_the_run(
-    config: ExplainCommand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [
-        f"train_datasets={tmp_path / 'train.json'}",
-        f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
-        "encoder.sequence_length=24",
-        "train.batch_size=6",
-        "device=cpu",
-    ]
-    assert main([*given, "step=2", "questions=1"]) == 0
-    out = capsys.readouterr().out
-    assert "step 2 of 15" in out and "... 5 more questions" in out
-    assert main(["step=2"]) == 2

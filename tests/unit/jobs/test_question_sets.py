@@ -57,10 +57,3 @@ def test_a_range_of_questions_keeps_their_ids(tmp_path: Path) -> None:
 def test_mistakes_in_an_entry_are_named(entry: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve_question_set("mine", {"mine": entry})
-
-
-def test_a_folder_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder"):
-        resolve_question_set(str(tmp_path), {})
-    with pytest.raises(ConfigError, match="did you mean nq_test"):
-        resolve_question_set("nq-test", {"nq_test": {}})

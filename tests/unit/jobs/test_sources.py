@@ -118,19 +118,6 @@ def test_every_dpr_name_says_where_it_is_published() -> None:
         assert f"datasets.{name}.file=<path>" in str(error.value)
 
 
-def test_options_reach_the_source() -> None:
-    touch("a.json")
-    entry = {
-        "_target_": "dpr.data.biencoder_data.JsonlQADataset",
-        "file": "a.json",
-        "total_data_size": 5,
-        "special_token": "[Q]",
-        "exclude_gold": True,
-    }
-    (source,) = resolve_training_files("s", {"s": entry})
-    assert (source.options.special_token, source.options.exclude_gold) == ("[Q]", True)
-
-
 @pytest.mark.parametrize(
     ("given", "catalogue", "expected"),
     [

@@ -17,9 +17,6 @@ from tests.helpers.serving import Gate, asked_together, listening, served
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
-
 TEXTS = ["ka lo mi", "a longer text of ka lo, mi and nu " * 6, "nu"]
 
 

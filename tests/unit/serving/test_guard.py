@@ -5,14 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.patience import patient
 from tests.helpers.serving import listening, served
-
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 
 def sent(address: str, text: bytes) -> bytes:

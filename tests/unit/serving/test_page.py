@@ -21,10 +21,6 @@ from tests.helpers.page import ask, choose, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
 from tests.unit.retrieval.conftest import World
 
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
-pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-
 HOSTILE = [
     "<script>document.title = 'taken'; fetch('https://evil.example/')</script>",
     "<img src=https://evil.example/x onerror=\"document.title = 'taken'\">",

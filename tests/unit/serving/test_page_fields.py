@@ -15,10 +15,6 @@ from tests.helpers.browser import Browser
 from tests.helpers.page import ask, contrast, ids, opened_again, text_of
 from tests.helpers.serving import listening
 
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
-pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-
 NAMES = ["one", "two", "three"]
 SHALOM, SOF = "\u05e9\u05dc\u05d5\u05dd", "\u05e1\u05d5\u05e3"
 SECTIONS = ["<b>intro</b>", "body", SOF]

@@ -15,7 +15,6 @@ from tests.helpers.serving import Gate, asked_together, served, wait_until
 from tests.unit.retrieval.conftest import World
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 JSON = {"content-type": "application/json"}
 
