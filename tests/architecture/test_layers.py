@@ -1,9 +1,12 @@
-"""Imports go down only. The table is that of docs/architecture.md; a failing test names the line."""
+"""Imports go down only, in no circle, and modules are named by what they hold; a failing test names the line."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -196,3 +199,59 @@ def test_the_trainer_loads_no_more_than_training_needs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) <= 95
+
+
+def module_name(source: Source) -> str:
+    """``dpr.losses.nll`` for ``dpr/losses/nll.py``, ``dpr.losses`` for its ``__init__``."""
+    return source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
+    """Returns the modules that each module names."""
+    by_name = {module_name(source): source for source in sources}
+    graph: dict[str, set[str]] = {}
+    for name, source in by_name.items():
+        found = {
+            imported if imported in by_name else imported.rpartition(".")[0]
+            for imported, _ in imports(source)
+        }
+        graph[name] = (found & by_name.keys()) - {name}
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(import_graph(package_sources())).prepare()
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dpr.a import A",
+        "def f():\n    import dpr.a",
+        "from dpr import a, d",
+        "import dpr.a.nothing, torch",
+    ],
+)
+def test_circles_of_every_kind_are_found(back: str) -> None:
+    texts = {"dpr/a.py": "import dpr.b", "dpr/b.py": back, "dpr/d.py": "from dpr.a import A"}
+    with pytest.raises(CycleError, match=r"dpr\.a"):
+        TopologicalSorter(import_graph(parse(*item) for item in texts.items())).prepare()
+
+
+EMPTY_NAMES = {"utils", "util", "helpers", "helper", "manager", "misc", "base", "common"}
+
+
+def test_modules_are_named_by_what_they_hold() -> None:
+    assert not [source.name for source in package_sources() if Path(source.name).stem in EMPTY_NAMES]
+
+
+def test_sources_are_ascii_and_open_with_what_they_are() -> None:
+    for source in package_sources():
+        assert source.text.isascii(), source.name
+        assert not source.text.strip() or ast.get_docstring(source.tree), f"{source.name} has no docstring"
+
+
+def test_test_folders_are_packages() -> None:
+    """Otherwise test files of the same name hide each other, and processes cannot import their functions."""
+    folders = {path.parent for path in (REPOSITORY / "tests").rglob("test_*.py")}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]

@@ -151,6 +151,11 @@ class Workshop:
         assert set(run.wait()) == {0}, run.text
         return run
 
+    def finished_hash(self, output_dir: Path, *overrides: str, **options: Any) -> str:
+        """Runs the command, which must end well, and returns what it ends with."""
+        self.finish(output_dir, *overrides, **options)
+        return final_hash(output_dir)
+
 
 _ports = itertools.cycle(range(20000 + os.getpid() % 100 * 100, 20100 + os.getpid() % 100 * 100))
 

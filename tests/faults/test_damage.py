@@ -118,8 +118,7 @@ def test_all_checkpoints_damaged(
         assert f"{NAME}.step{step}: model.safetensors: has " in run.rank_text(0)
     assert "resume=fresh" in run.rank_text(0)
     assert saved_steps(trial.output_dir) == steps, "nothing was touched"
-    workshop.finish(trial.output_dir, "resume=fresh")
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir, "resume=fresh") == undisturbed[2]
     assert len(list(trial.output_dir.glob("damaged-*"))) == len(steps)
 
 

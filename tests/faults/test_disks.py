@@ -11,7 +11,7 @@ import pytest
 from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import durable_file, durable_folder, verify_folder
 from tests.faults.conftest import Trial, fault
-from tests.faults.runs import Workshop, final_hash, saved_steps, state_hash
+from tests.faults.runs import Workshop, saved_steps, state_hash
 
 REFUSED = 3
 
@@ -49,8 +49,7 @@ def test_the_disk_stays_full(trial: Trial, workshop: Workshop, undisturbed: dict
     assert "File too large" in run.rank_text(0) or "too large" in run.rank_text(0), run.text
     assert saved_steps(trial.output_dir)[0] == 2 * (first - 1)
     assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir))
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 @fault(

@@ -104,8 +104,7 @@ def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed
                 assert f"stopped: {number.name}; saved at step" in log.read_text(), log.read_text()
             (newest, *_) = saved_steps(trial.output_dir)
             assert json.loads((trial.output_dir / "run.json").read_text())["stopped_at_step"] == newest
-            workshop.finish(trial.output_dir)
-            assert final_hash(trial.output_dir) == undisturbed[2]
+            assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 @fault(
@@ -148,8 +147,7 @@ def test_the_launcher_is_killed(trial: Trial, workshop: Workshop, undisturbed: d
         assert "another run is writing here" in second.rank_text(0)
         assert not living(ranks, within_s=20)
         assert "stopped: the launcher has ended; saved at step" in log.read_text()
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 @fault(
@@ -168,8 +166,7 @@ def test_a_hang_under_torchrun(trial: Trial, workshop: Workshop, undisturbed: di
         # a rank's data loaders look for their parent every few seconds
         assert not living(ranks, within_s=60)
     assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 @fault(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.faults.conftest import Trial, fault
-from tests.faults.runs import RANK_TIMEOUT_S, Run, Workshop, final_hash
+from tests.faults.runs import RANK_TIMEOUT_S, Run, Workshop
 from tests.helpers.patience import patient
 
 LOST = 5
@@ -48,8 +48,7 @@ def test_one_rank_is_killed(trial: Trial, workshop: Workshop, undisturbed: dict[
     assert "Timed out" not in run.rank_text(1 - victim), (
         "noticed at once, though the rank's workers live on for some seconds"
     )
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 @fault(
@@ -68,8 +67,7 @@ def test_one_rank_raises(trial: Trial, workshop: Workshop, undisturbed: dict[int
     assert re.search(
         rf"error: rank 1 failed: ValueError: broken on purpose, at step {step} ", run.rank_text(0)
     ), run.text
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 @fault(
@@ -94,8 +92,7 @@ def test_one_rank_hangs(trial: Trial, workshop: Workshop, undisturbed: dict[int,
         ), run.text
     finally:
         run.kill()  # as a launcher does
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 @fault(
@@ -116,8 +113,7 @@ def test_a_worker_dies(trial: Trial, workshop: Workshop, undisturbed: dict[int, 
     assert time.monotonic() - start < patient(10)  # the start takes some
     assert re.search(rf"error: data-loader worker \d+ of rank {victim} ", run.rank_text(victim)), run.text
     assert f"rank {victim}" in run.rank_text(1 - victim), run.text
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 def test_nothing_is_left_running(workshop: Workshop) -> None:

@@ -72,5 +72,4 @@ def test_a_second_signal_ends_at_once(trial: Trial, workshop: Workshop, undistur
     assert run.wait() == [128 + number]
     assert time.monotonic() - start < patient(0.5)
     assert "again: ending at once" in run.text
-    workshop.finish(trial.output_dir, ranks=1)
-    assert final_hash(trial.output_dir) == undisturbed[1]
+    assert workshop.finished_hash(trial.output_dir, ranks=1) == undisturbed[1]

@@ -108,8 +108,7 @@ def test_a_rank_that_was_left_over(trial: Trial, workshop: Workshop, undisturbed
     assert second.wait() == [REFUSED, REFUSED], second.text
     assert f"process {first.pids[1]} on " in second.rank_text(0) and "(rank 1, since " in second.rank_text(0)
     first.kill()
-    workshop.finish(trial.output_dir)
-    assert final_hash(trial.output_dir) == undisturbed[2]
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
 def test_a_lock_shows_other_machines_that_its_holder_lives(

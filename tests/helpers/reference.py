@@ -26,7 +26,7 @@ def embed(
     return torch.stack(vectors)
 
 
-def global_batch_loss(
+def question_losses(
     questions: torch.Tensor,
     contexts: torch.Tensor,
     passages: Sequence[Passage],
@@ -34,10 +34,9 @@ def global_batch_loss(
     known: Sequence[Sequence[Passage]],
     *,
     distinct: bool,
-    temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Returns the mean over questions of -log softmax of the positive, one candidate at a time."""
-    total = torch.zeros((), dtype=questions.dtype)
+    """Returns -log softmax of each question's positive (Q,), one question and one candidate at a time."""
+    losses = []
     for row, positive in enumerate(positives):
         answers = {key_of(passage) for passage in known[row]}
         scores: list[torch.Tensor] = []
@@ -49,10 +48,10 @@ def global_batch_loss(
                 continue
             if is_gold:
                 target = len(scores)
-            scores.append(questions[row] @ contexts[column] / temperature)
+            scores.append(questions[row] @ contexts[column])
         assert target is not None
-        total = total - torch.log_softmax(torch.stack(scores), 0)[target]
-    return total / len(positives)
+        losses.append(-torch.log_softmax(torch.stack(scores), 0)[target])
+    return torch.stack(losses)
 
 
 def slow_vectors(

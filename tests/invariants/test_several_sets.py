@@ -27,7 +27,7 @@ from dpr.training.callbacks import Callback
 from dpr.training.settings import TrainNode
 from dpr.training.trainer import make_step
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.reference import embed
+from tests.helpers.reference import question_losses, slow_vectors
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import (
     StopAfter,
@@ -84,53 +84,24 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
     objective, plain = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for global_batch in range(ACCUMULATION):
         rows = dataset.read(dataset.iterator.global_batch(1, global_batch))
-        assert {row.dataset for row in rows} == {0, 1}, (
-            "global batches must hold both sets, or this proves little"
-        )
-        passages: list[Passage] = []
-        positives, questions, texts = [], [], []
+        assert {row.dataset for row in rows} == {0, 1}, "else this proves little"
+        chosen = [dataset.collator.select(row).in_slot_order() for row in rows]
+        _, contexts, *places = slow_vectors(model, [row.sample for row in rows], chosen, 24)
+        questions, weights = [], []
         for row in rows:
-            positives.append(len(passages))
-            name, chosen = row.namespace, dataset.collator.select(row).in_slot_order()
-            passages += chosen
-            bodies = [
-                passage.text.removeprefix('"') if name == "second" else passage.text for passage in chosen
-            ]
-            texts += [
-                (passage.title, body) if passage.title else body
-                for passage, body in zip(chosen, bodies, strict=True)
-            ]
-            question = row.sample.question
-            if name == "second":
-                question = f"ba be {question}" + ("" if question.endswith(" bo") else " bo")
-            ids = torch.tensor([encode(question, truncation=True, max_length=24)["input_ids"]])
-            questions.append(
-                model.question_model.backbone(input_ids=ids).last_hidden_state[
-                    0, 1 if name == "second" else 0
-                ]
-            )
-        contexts = embed(model.ctx_model.backbone, encode, texts, 24)
-        keys = [key(passage) for passage in passages]
-        for place, row in enumerate(rows):
-            answers = {key(passage) for passage in row.known_positives}
-            gold = keys[positives[place]]
-            kept = [
-                column
-                for column, own in enumerate(keys)
-                if own not in keys[:column] and (own == gold or own not in answers)
-            ]
-            scores = torch.stack([questions[place] @ contexts[column] for column in kept])
-            loss = -torch.log_softmax(scores, 0)[[keys[column] for column in kept].index(gold)]
-            objective = objective + {"first": 0.3, "second": 1.7}[row.namespace] * loss / (
-                GLOBAL_BATCH * ACCUMULATION
-            )
-            plain = plain + loss.detach() / (GLOBAL_BATCH * ACCUMULATION)
+            text, is_second = row.sample.question, row.namespace == "second"
+            if is_second:
+                text = f"ba be {text}" + ("" if text.endswith(" bo") else " bo")
+            ids = torch.tensor([encode(text, truncation=True, max_length=24)["input_ids"]])
+            states = model.question_model.backbone(input_ids=ids).last_hidden_state[0]
+            questions.append(states[int(is_second)])
+            weights.append(1.7 if is_second else 0.3)
+        known = [row.known_positives for row in rows]
+        losses = question_losses(torch.stack(questions), contexts, *places, known, distinct=True)
+        objective = objective + (torch.tensor(weights, dtype=torch.float64) * losses).mean() / ACCUMULATION
+        plain = plain + losses.detach().mean() / ACCUMULATION
     objective.backward()
     return {"loss": plain, **gradients(model)}
-
-
-def key(passage: Passage) -> tuple[str, ...]:
-    return passage.title, passage.text
 
 
 CASES = {"direct": {}, "cached": {"grad_cache_tokens": 40}, "in blocks": {"max_scores": 50}}

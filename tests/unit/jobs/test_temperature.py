@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dpr import BiEncoder, EncoderSettings
-from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, run
 from dpr.training.command_settings import TrainCommand
 from dpr.training.temperature import settle_temperature
@@ -111,14 +110,3 @@ def test_training_on_starts_from_the_temperature_of_the_model(
     assert model.stored_temperature is not None
     assert float(model.temperature) == pytest.approx(model.stored_temperature, rel=1e-6)
     assert (model.stored_temperature == 0.25) == (kind == "fixed"), "learning moved it"
-
-
-def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: Path, tmp_path: Path) -> None:
-    values = []
-    for name, stops in (("whole", [0]), ("halves", [1, 0])):
-        for stop in stops:
-            train(folder, tmp_path / name, epochs=2, stop=stop, learn_temperature=True)
-        newest = run_folders.checkpoint_folders(tmp_path / name)[0]
-        stored = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
-        values.append(float(stored["log_temperature"].exp()))
-    assert values[0] == values[1] != 0.25

@@ -110,21 +110,6 @@ def test_a_filter_of_a_foreign_address_is_data(page: Browser, address: str) -> N
     assert page.problems == []
 
 
-def test_a_long_question_survives_the_address(page: Browser) -> None:
-    question = f"zebra {SHALOM * 498} ?"
-    assert len(question) == 2000
-    ask(page, question)
-    page.wait("document.querySelectorAll('.hit').length == 20")
-    assert page.look("document.documentElement.scrollWidth") <= 1200
-    opened_again(page)
-    page.wait("document.querySelectorAll('.hit').length == 20")
-    assert page.look("document.querySelector('#question').value") == question
-    page.look("document.querySelector('#question').select()")
-    page.press("Backspace", "Enter")
-    page.wait("document.querySelectorAll('.hit').length == 0")
-    assert text_of(page, "#status") == "30 passages."
-
-
 def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page: Browser) -> None:
     page.look(
         "{ const real = fetch; window.late = []; window.fetch = async (path, options) => { const { signal,"
