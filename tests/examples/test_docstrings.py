@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dpr.core.errors import ConfigError
 from examples.docstring_corpus.docstrings import (
     MAX_PASSAGE_WORDS,
     find_sources,
@@ -77,22 +76,6 @@ def test_tests_vendored_copies_own_package_and_broken_files_are_left_out(tmp_pat
     sources = find_sources(roots=[(tmp_path, False)])
     assert [source.module for source in sources] == ["pack.good", "pack.latin", "pack.null", "pack.python2"]
     assert [docstring.name for docstring in read_docstrings(sources)] == ["pack.good.f"]
-
-
-def test_packages_are_chosen_by_name_and_an_unknown_name_is_an_error(tmp_path: Path) -> None:
-    good = documented("def", "f(x)", "Returns what was given to it.")
-    write_package(tmp_path / "lib", {"json/decoder.py": good, "csv.py": good})
-    write_package(tmp_path / "site", {"alpha/core.py": good, "beta.py": good})
-    roots = [(tmp_path / "lib", True), (tmp_path / "site", False)]
-
-    def modules(packages: list[str] | None) -> list[str]:
-        return [source.module for source in find_sources(packages, roots=roots)]
-
-    assert modules(None) == ["alpha.core", "beta", "csv", "json.decoder"]
-    assert modules(["stdlib"]) == ["csv", "json.decoder"]
-    assert modules(["alpha", "stdlib"]) == ["alpha.core", "csv", "json.decoder"]
-    with pytest.raises(ConfigError, match="gamma"):
-        modules(["alpha", "gamma"])
 
 
 def test_the_first_sentence_is_the_question_and_the_rest_the_passage() -> None:

@@ -172,7 +172,7 @@ def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> No
             return vectors._replace(questions=vectors.questions * float(value))
         return vectors
 
-    BiEncoder.forward = spoilt  # type: ignore[method-assign]
+    BiEncoder.forward = spoilt  # type: ignore[assignment]
 
 
 def tell_weights() -> None:
@@ -188,7 +188,7 @@ def tell_weights() -> None:
                 digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
             print("weights", digest.hexdigest(), flush=True)
 
-    BiEncoderTrainer.train = train  # type: ignore[method-assign]
+    BiEncoderTrainer.train = train  # type: ignore[assignment]
 
 
 def tell_times() -> None:
@@ -209,7 +209,7 @@ def tell_times() -> None:
         return found
 
     checkpointing.CheckpointFolder.save = timed_save  # type: ignore[method-assign]
-    BiEncoderTrainer.train = timed_train  # type: ignore[method-assign]
+    BiEncoderTrainer.train = timed_train  # type: ignore[assignment]
 
 
 def tell_rows() -> None:

@@ -66,6 +66,7 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCom
         masked = [
             sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()
         ]
+        assert any(masked), "else this proves little"
         lines = re.findall(r"(?m)^    masked    (.+)$", global_batch)
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
 
@@ -100,15 +101,6 @@ def test_a_mixed_global_batch_is_reported_set_by_set_with_its_prefixes(config: E
             r"(?m)^  and \d questions of second, rows [\d, ]+, 'bo: ' before passages$", global_batch
         )
         assert len(re.findall(r"tokens    \[CLS\] ba ", global_batch)) >= batch.datasets.count(0)
-
-
-def test_some_step_masks_something(config: ExplainCommand) -> None:
-    """Otherwise the lines above would prove little."""
-    texts = []
-    for step in range(1, 7):
-        config.step = step
-        texts.append("\n".join(explain(config)))
-    assert any("which answer it too" in text for text in texts)
 
 
 def test_the_global_batch_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainCommand) -> None:
