@@ -18,7 +18,7 @@ from dpr.core.batch import TokenBatch
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import TowerOptions
 from dpr.models.fast import varlen
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 
 TITLE = "Attention on a GPU"
 VARLEN, SDPA, PADDED = (

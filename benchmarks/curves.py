@@ -34,13 +34,13 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.preparation.held_out import TRAIN, split_by_group
+from dpr.preparation.document_questions import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from dpr.training.run import Run
 from dpr.training.validations.protocol import Metrics, run_validations
 

@@ -18,7 +18,7 @@ from benchmarks.measuring import Figures, table, take_turns
 from benchmarks.page import Ratio, Section
 from benchmarks.workload import load_texts, write_encoder
 from dpr.models.encoder import Encoder
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 
 OURS, LONGEST, PADDED = "dpr (packed)", "plain, padded to the longest", "plain, padded to 256"
 RIVAL = "sentence-transformers"

@@ -29,9 +29,9 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.vector_shards import Metadata, VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.settings import IndexerConfig
+from dpr.retrieval.sides import index_choice, open_text_index
 
 SHARDS, CHUNK, DIMENSION, QUESTIONS, HITS = 20, 65536, 32, 16, 100
 EMBEDDED = 20_000  # passages of the shard that is embedded

@@ -19,7 +19,7 @@ from benchmarks.gpu.workload import (
 )
 from benchmarks.measuring import synchronize, take_turns
 from dpr.models.biencoder import BiEncoder
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 
 MOST_SECONDS = 150
 """After them, no larger batch is tried."""

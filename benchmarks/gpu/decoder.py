@@ -29,7 +29,7 @@ from benchmarks.gpu.workload import (
 from benchmarks.measuring import take_turns
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 
 
 def part(record: Record, sizes: Sizes) -> None:

@@ -33,7 +33,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 
 WIKIPEDIA = 21_015_324
 """Passages of DPR's corpus."""

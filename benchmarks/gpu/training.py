@@ -33,7 +33,7 @@ from dpr.data.training_data import TrainingData
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.run import Run
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 
 # Kernels by words of their names; the first kind that one names. Attention comes first, since its kernels
 # name their libraries too.

@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpr.adaptation.folder import AdaptFolder
 from dpr.adaptation.settings import AdaptSettings
+from dpr.adaptation.stages import AdaptFolder
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.folders.layouts import layout_of
 from dpr.models.sources import files_of_model, local_model
-from dpr.retrieval.settings import RetrievalConfig
+from dpr.retrieval.search_json import SearchSettings
+from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
+from dpr.retrieval.sides import index_choice, open_text_index
+from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import read_manifest
+from dpr.storage.durable import read_manifest, remove_folder
 from dpr.training.command_settings import TrainCommand
 
 TEMPERATURE = 0.15
@@ -80,8 +84,11 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
             f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"
         )
     if path.resolve().is_relative_to(out.resolve()):
-        raise ConfigError(f"{key}={name} lies in out={out}, which is made anew; name another folder by out=")
-    content = [[name, content_sha256(file)] for name, file in files_of_model(path).items()]
+        raise ConfigError(
+            f"{key}={name} lies in out={out}, which this command replaces; name another folder by out="
+        )
+    files = files_of_model(resolve_checkpoint(path))
+    content = [[name, content_sha256(file)] for name, file in files.items()]
     return str(path), json_sha256(content)
 
 
@@ -184,3 +191,32 @@ def search_settings(config: AdaptSettings, texts: AdaptTexts, name: str, split: 
         metrics_file=str(folder.metrics(name)),
         device=config.device,
     )
+
+
+def write_search(out: Path, corpus: Path, weight: float | None) -> None:
+    """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
+    ``out``. Without a weight, they search by BM25 alone."""
+    passages = resolve_passage_sources([str(corpus)], {})
+    words = out / "bm25_index"
+    choice = index_choice(IndexerConfig(kind="bm25"))
+    try:
+        open_text_index(choice, passages, str(words))
+    except InputError:  # an index of earlier texts, or damaged
+        if not words.exists():
+            raise
+        remove_folder(words)
+        open_text_index(choice, passages, str(words))
+    if weight is None:
+        search = SearchSettings(passages=passages, bm25_index_path=str(words), indexer={"kind": "bm25"})
+    else:
+        folder = AdaptFolder(out)
+        search = SearchSettings(
+            model_file=str(folder.model),
+            encoded_ctx_files=[str(folder.vectors)],
+            passages=passages,
+            bm25_index_path=str(words),
+            hybrid="linear",
+            hybrid_weight=weight,
+            hybrid_depth=DEPTH,
+        )
+    search.write(out)

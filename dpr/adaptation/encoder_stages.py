@@ -14,11 +14,10 @@ from dpr.adaptation.choices import (
     search_settings,
     training_settings,
     will_fit,
+    write_search,
 )
-from dpr.adaptation.folder import AdaptFolder
-from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings
-from dpr.adaptation.stages import Stages
+from dpr.adaptation.stages import AdaptFolder, Stages
 from dpr.core.distributed import resolve_device
 from dpr.data.pairs import PseudoPairs
 from dpr.embedding.settings import EmbedConfig
@@ -45,9 +44,9 @@ def fit_given_model(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     """Fits a linear layer or a static table to the corpus. Nothing is chosen by pseudo-questions."""
     out = stages.out
     fitting = replace(config, corpus=str(texts.without_questions), out=str(out))
-    what = "a linear layer behind the model, fitted to the corpus"
+    what = "fitting a linear layer behind the model to the corpus"
     if config.static is not None:
-        what = f"a static encoder of {config.static}, which learns the model's vectors"
+        what = f"distilling the model into a static encoder of {config.static}"
     stages.run("model", what, "adapt", fitting, [RUN_FILE], part=write_fitted)
     embed_with_model(stages, config, "vectors", texts.corpus)
     if texts.without_questions != texts.corpus:
@@ -55,14 +54,12 @@ def fit_given_model(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
     write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
     if config.static is None:
-        print("\nA linear layer behind the model was fitted to questions cut from the corpus.")
-        print("The model's own weights are as they were. Only real questions can tell what it gains.")
+        print("\nA linear layer behind the model was fitted to pseudo-questions from the corpus.")
+        print("The model's own weights are unchanged. Only real questions show what the layer gains.")
     else:
-        print(
-            "\nA static encoder has learned the model's vectors of passages and of questions cut from them."
-        )
-        print("Only real questions can tell what it loses.")
-    print(f"The encoder's weight in the hybrid is {WEIGHT_OF_GIVEN:g}.")
+        print("\nThe model was distilled into a static encoder, on passages and pseudo-questions from them.")
+        print("Only real questions show what it loses.")
+    print(f"The hybrid weights the encoder by {WEIGHT_OF_GIVEN:g} and BM25 by {1 - WEIGHT_OF_GIVEN:g}.")
     return WEIGHT_OF_GIVEN
 
 
@@ -99,12 +96,10 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
             layers=0,
             hidden=1024,
         )
-        stages.run(
-            "encoder", "a static encoder without weights", "new-encoder", empty, [folder.untrained.name]
-        )
+        stages.run("encoder", "creating a static encoder", "new-encoder", empty, [folder.untrained.name])
 
     final = training_settings(config, texts)
-    stages.run("model", "training", "train", final, [RUN_FILE], processes=config.processes)
+    stages.run("model", "training the encoder", "train", final, [RUN_FILE], processes=config.processes)
 
     embed_with_model(stages, config, "vectors", texts.corpus)
     embed_with_model(stages, config, "evaluation", texts.without_questions)
@@ -112,7 +107,7 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
     hybrid = search_settings(config, texts, "weight", "dev")
     hybrid.tune_hybrid_weight = True
     hybrid.tune_metric = METRIC
-    what = "the hybrid's weight, on the dev questions"
+    what = "choosing the hybrid's weight on the dev questions"
     metrics = folder.metrics("weight")
     stages.run("weight", what, "retrieve", hybrid, [metrics.name, folder.evaluation_index.name])
     values = read_json(metrics)["tried_weights"]
@@ -121,10 +116,11 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
 
     write_search(out, texts.corpus, weight)
     num_cut = texts.counts().get("pseudo-questions")
-    queries = f"{num_cut:,} pseudo-questions, made from the texts" if num_cut else "the dev questions"
-    print(f"\nnDCG@10 on {queries}, which choose the weight and are no measure of quality:")
-    both = f"both {by_weight[weight]:.3f}, with weight {weight:g}"
-    print(f"  {by_weight[0.0]:.3f}  BM25; the encoder {by_weight[1.0]:.3f}; {both}")
+    queries = f"{num_cut:,} pseudo-questions from the texts" if num_cut else "the dev questions"
+    print(f"\nnDCG@10 on {queries}, which only choose the weight and do not measure quality:")
+    print(f"  BM25     {by_weight[0.0]:.3f}")
+    print(f"  encoder  {by_weight[1.0]:.3f}")
+    print(f"  hybrid   {by_weight[weight]:.3f}, with weight {weight:g} for the encoder")
     reached = {"bm25": by_weight[0.0], "dense": by_weight[1.0], "hybrid": by_weight[weight]}
     write_json(out / RESULT, {"pseudo_ndcg@10": reached, "hybrid_weight": weight}, note={})
     return weight
@@ -139,5 +135,5 @@ def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: P
         out_file=str(stages.out / name / "corpus"),
         device=config.device,
     )
-    what = f"the vectors of {corpus}"
+    what = f"embedding {corpus}"
     stages.run(name, what, "embed", vectors, [folder.vectors.name], processes=config.processes)

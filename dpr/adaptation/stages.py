@@ -15,17 +15,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
 from dpr.core.errors import ConfigError, InputError, StageError, StopRequested
 from dpr.core.logs import details_in, get_logger
-from dpr.core.overrides import overrides
-from dpr.core.settings import Settings, drop_unused, leaves
+from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
-from dpr.formats.run_folders import RUN_FILE
-from dpr.formats.verification import problems_below
+from dpr.formats.run_folders import RUN_FILE, problems_below
 from dpr.storage.durable import remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.locks import LOCK_FILE, locked
@@ -33,7 +32,6 @@ from dpr.storage.outputs import require_writable
 from dpr.storage.untrusted import read_json
 
 logger = get_logger(__name__)
-
 RECORD = "stage.json"
 _FORMAT = 3
 _TORCHRUN = """\
@@ -45,6 +43,42 @@ run.main()
 """torchrun without its final traceback after a process or a signal has ended it; the processes state the cause."""
 DETAILS = "log.txt"
 """File of the stages' commands and all that they print."""
+
+
+@dataclass(frozen=True)
+class AdaptFolder:
+    """Paths in the folder ``out``."""
+
+    out: Path
+
+    @property
+    def model(self) -> Path:
+        """Returns the folder of the run that ends as the model to search with."""
+        return self.out / "model"
+
+    @property
+    def untrained(self) -> Path:
+        """Returns the folder of the encoder that training begins with, if no model is given."""
+        return self.out / "encoder" / "untrained"
+
+    @property
+    def vectors(self) -> Path:
+        """Returns the vectors of the passages to search."""
+        return self.out / "vectors" / "corpus_0"
+
+    @property
+    def evaluation_vectors(self) -> Path:
+        """Returns the vectors of the passages without the text that became a question."""
+        return self.out / "evaluation" / "corpus_0"
+
+    @property
+    def evaluation_index(self) -> Path:
+        """Returns the BM25 index of the same passages, which the stage ``weight`` makes."""
+        return self.out / "weight" / "index"
+
+    def metrics(self, stage: str) -> Path:
+        """Returns the metrics of a stage that searches with questions."""
+        return self.out / stage / "metrics.json"
 
 
 class _Interrupts(SignalBlock):

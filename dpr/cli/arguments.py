@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
-from dpr.core.overrides import quoted
-from dpr.core.settings import Setting
+from dpr.core.settings import Setting, quoted
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")

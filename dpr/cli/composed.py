@@ -16,8 +16,16 @@ from typing import Any, get_origin
 
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.overrides import quoted, typed
-from dpr.core.settings import Setting, drop_unused, leaves, unused_keys, unused_note, without_none
+from dpr.core.settings import (
+    Setting,
+    drop_unused,
+    leaves,
+    quoted,
+    typed,
+    unused_keys,
+    unused_note,
+    without_none,
+)
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 # of an entry; "[Q]" is not a list there

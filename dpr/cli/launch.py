@@ -21,8 +21,7 @@ from dpr.cli.keys import check_keys, conf_folder
 from dpr.core.errors import DprError, InputError, StopRequested
 from dpr.core.logs import LOGGER_NAME, configure_logging
 from dpr.core.machine import launched, panics_caught
-from dpr.core.overrides import quoted
-from dpr.core.settings import Settings, settings
+from dpr.core.settings import Settings, quoted, settings
 
 
 def exit_code_of(work: Callable[[], int]) -> int:

@@ -13,6 +13,8 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import json
+import re
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,10 @@ from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hin
 from dpr.core.errors import ConfigError
 from dpr.core.other_names import hint, refuse
 from dpr.core.paths import is_replaced, matching_paths, odd_kind, texts_in, with_home
+
+_PLAIN = re.compile(
+    r"(?!(null|true|false|yes|no|on|off|inf|infinity|nan)$)[a-z./][\w./+-]*", re.ASCII | re.IGNORECASE
+)
 
 
 def suggestion(word: str, choices: Iterable[str], *, otherwise: str = "") -> str:
@@ -471,3 +477,31 @@ def _field_docs(config_class: type) -> dict[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
                     docs[name] = " ".join(str(text).split())
     return docs
+
+
+def quoted(value: str, *, resolves: bool = False) -> str:
+    """Returns the value in quotes, so that it is taken literally. With ``resolves``, ``${...}`` still stands
+    for another setting."""
+    escaped = value if resolves else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", escaped)
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{chr(92) * trailing}'"
+
+
+def typed(value: Any) -> str:
+    """Returns a value of any type as a command line reads it back."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {typed(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value if _PLAIN.fullmatch(value) else quoted(value)
+
+
+def overrides(values: Mapping[str, Any]) -> list[str]:
+    """Returns the settings as arguments of a command line, each read back as it is. Settings that are None
+    are left out."""
+    return [f"{key}={typed(value)}" for key, value in values.items() if value is not None]

@@ -1,4 +1,4 @@
-"""Words of a text, also in scripts that are written without spaces.
+"""Words of a text, also in scripts that are written without spaces; questions among texts by their words.
 
 In Chinese, Japanese, Thai, Lao, Khmer, Burmese and similar scripts no space tells where a word ends, and
 Korean joins endings to its words. There, each two neighbouring characters are a word, as in Lucene's analyser
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from statistics import mean, median
 from typing import Any
 
 import regex
@@ -30,6 +31,14 @@ _WITHOUT = re.compile(r"[\u0000-\u0dff\u1b00-\u2dff]*")
 # \x1c: as ``re`` has it
 _SPACED = re.compile(r"\S+")
 _WRITTEN = regex.compile(rf"[{_UNSPACED}]{_MARKS}|[^\s\x1c-\x1f{_UNSPACED}]+")
+_ASKS = re.compile(
+    r"^\W*(who|whom|whose|what|which|when|where|why|how|is|are|was|were|do|does|did|can|could|should|would|has|have"
+    r"|wer|wie|wo|wann|warum|welche[mnrs]?|qui|que|quand|quel(le)?s?|o\u00f9|comment|pourquoi|qu\u00e9|qui\u00e9n"
+    r"|c\u00f3mo|cu\u00e1ndo|d\u00f3nde|cu\u00e1l|hoe|wat|waar|come|quando|dove|perch\u00e9|chi)\b"
+    r"|[?\uff1f\u061f]\s*$",
+    re.IGNORECASE,
+)
+"""A text that begins with a question word or ends with a question mark."""
 
 
 def word_spans(text: str, spaced: Any, *, characters: bool = False) -> Iterator[tuple[int, int]]:
@@ -90,3 +99,17 @@ def folded_words(text: str) -> list[str]:
 def words_of(text: str) -> frozenset[str]:
     """Returns the words of a text."""
     return frozenset(folded_words(text))
+
+
+def look_swapped(questions: Sequence[str], passages: Sequence[str]) -> str:
+    """Returns a sentence about it if the columns of questions and passages look swapped; else an empty text.
+
+    They look swapped if questions are longer and passages ask more often, or if questions are eight times as
+    long and mostly do not ask.
+    """
+    sides = (questions, passages)
+    long, short = (median(len(written_spans(text)) for text in side) for side in sides)
+    asked, asking = (mean(bool(_ASKS.search(text)) for text in side) for side in sides)
+    if (long > short and asking > asked + 0.3) or (long > 8 * short and asked < 0.5):
+        return f"questions and passages look swapped ({long:g} and {short:g} words in the median)"
+    return ""

@@ -18,6 +18,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.source import PassageSource, StoredSource
+from dpr.formats.vector_shards import VectorShard
 from dpr.models.towers import Towers
 
 logger = get_logger(__name__)
@@ -232,3 +233,28 @@ class CorpusTokens:
         if self.source.identity() != self._identity:
             hint = "finish writing it, then start again; an embedding with another out_file"
             raise InputError("has changed while it was read", file=self.source.file, hint=hint)
+
+
+def fit_to_vectors(model: Towers, shards: Sequence[VectorShard], *, model_file: str = "the model") -> None:
+    """Cuts the model's vectors to the width of the passages'.
+
+    Raises:
+        InputError: the passage vectors were made by another model, with other settings of it, or for another
+            similarity.
+    """
+    if shards and shards[0].dimension < model.dimension:
+        model.keep_dimensions(shards[0].dimension)
+    fingerprint = model.fingerprint
+    for shard in shards:
+        stored = shard.metadata.get("model_fingerprint")
+        if stored != fingerprint:
+            raise InputError(
+                f"vectors of another model (model_fingerprint {stored!r})",
+                file=shard.path,
+                expected=f"those of {model_file} ({fingerprint!r})",
+                hint="embed the corpus with this model, or set model_file to the one they were made with",
+            )
+        if shard.metadata.get("similarity", "dot") != "dot":
+            raise InputError(
+                f"vectors for similarity {shard.metadata['similarity']!r}", file=shard.path, expected="'dot'"
+            )

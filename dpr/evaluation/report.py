@@ -13,9 +13,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dpr.evaluation.metric_names import is_baseline
 from dpr.evaluation.page_text import cut, flatten, printable_text
-from dpr.evaluation.ranking_metrics import heading_of, validated_names
+from dpr.evaluation.ranking_metrics import heading_of, is_baseline, validated_names
 from dpr.evaluation.runs import Retrieval, Training, read_training
 from dpr.evaluation.significance import estimate
 from dpr.formats.metrics_files import read_metrics

@@ -105,7 +105,7 @@ def symptoms(run: Training) -> Iterator[Symptom]:
     seen = ""
     if compared := run.verdict.get("comparisons"):
         for each in compared:
-            if not seen and each.get("against") == "the start" and each.get("verdict") == "worse":
+            if not seen and each.get("against") != "BM25" and each.get("verdict") == "worse":
                 seen = (
                     f"{each.get('metric')} {each['before']:.4f} before the first step, {each['after']:.4f} of"
                     f" {run.verdict.get('best_checkpoint')}"
@@ -119,7 +119,7 @@ def symptoms(run: Training) -> Iterator[Symptom]:
         yield Symptom(
             "Worse than before",
             seen,
-            "a lower train.learning_rate, fewer epochs, dpr merge base=START tuned=RUN; dpr check-data suspects="
+            "a lower train.learning_rate, fewer epochs, dpr merge base=BASE_MODEL tuned=RUN; dpr check-data suspects="
             " lists wrong labels",
         )
 

@@ -1,10 +1,13 @@
-"""Folders for other libraries. Each is written, opened by that library, compared, and only then given its
-name. An exported model must give the same vectors there as here."""
+"""Folders for other libraries, and adapters as folders of peft. A model's folder is written, opened by that library,
+compared, and only then given its name. An exported model must give the same vectors there as here."""
 
 from __future__ import annotations
 
+import copy
+import importlib
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +18,17 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import version_of
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
-from dpr.export.formats import Format, format_of
-from dpr.export.merging import merged
 from dpr.export.model_card import README, CardMetadata, model_card
+from dpr.export.settings import MODEL_FORMATS
+from dpr.export.towers import merged
+from dpr.formats import checkpoints
 from dpr.models.backbones import quiet_loading
 from dpr.models.biencoder import BiEncoder
+from dpr.models.folders.peft_adapter import NAME, WEIGHTS
 from dpr.storage.durable import durable_file, durable_folder
 from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
-
 _SHORT = (
     "what is a dense retriever",
     "who wrote the paper?",
@@ -36,6 +40,31 @@ _SHORT = (
     'an "odd" <tag> & {braces} 1,234.5 % #x@y.z',
     "a",
 )
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: how a model is written in it, and how the library it is for encodes with the written files."""
+
+    write: Callable[..., None]
+    """``write(model, folder, *, source)`` fills an existing folder. InputError names the properties that the
+    format cannot express. ``source`` is the model's name in messages; ``model`` has no adapters any more."""
+    encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
+    """``encode(folder, side, items)`` returns vectors (N, D) float32 of questions (``side`` question, texts)
+    or passages (ctx, ``Passage``, all with a title or all without), by the other library alone."""
+    usage: Callable[[BiEncoder], str]
+    """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
+    library: str
+    """Package that ``encode`` needs, by its name for pip."""
+    bar: float = 1e-5
+    """Largest difference of a number of a vector, in units of the vectors' largest number if above 1."""
+
+
+def format_of(name: str) -> Format:
+    """Returns the format of a name; its module is imported only now."""
+    module, _, attribute = MODEL_FORMATS[name].partition(":")
+    form: Format = getattr(importlib.import_module(module), attribute)
+    return form
 
 
 class Difference(NamedTuple):
@@ -182,3 +211,41 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str) -> Difference
             )
         worst = max(worst, largest)
     return Difference(worst, len(questions) + len(passages), version)
+
+
+def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Writes ``adapter_question`` and ``adapter_ctx`` (``adapter`` of a shared tower) into a new folder, each
+    in the form of peft. Does nothing if they are there already, made of the same model.
+
+    Raises:
+        InputError: the model has no adapters, or has other trained weights that peft's format cannot hold; or
+        ``folder`` is something else.
+    """
+    if model.base is None:
+        raise InputError("has no adapters", file=source, hint="to=model writes the whole model")
+    if others := [name for name in model.weights() if "lora_" not in name and name != "log_temperature"]:
+        raise InputError(
+            f"has other trained weights ({others[0]})",
+            file=source,
+            hint="to=model writes a model that has them all",
+        )
+    names = ("adapter_question", "adapter_ctx") if len(model.towers) > 1 else ("adapter",)
+
+    def fill(temporary: Path) -> None:
+        for name, tower in zip(names, model.towers, strict=False):
+            adapter = tower.adapter
+            assert adapter is not None
+            part = temporary / name
+            part.mkdir()
+            config = copy.deepcopy(adapter.config)
+            config.inference_mode = True
+            config.save_pretrained(str(part))
+            weights = {
+                NAME.format(layer=layer_name, kind=kind): getattr(layer, kind)[adapter.name].weight
+                for layer_name, layer in adapter.layers.items()
+                for kind in ("lora_A", "lora_B")
+            }
+            checkpoints.write_tensors(part, WEIGHTS, weights)
+            model.tensorizer.save(part)
+
+    write_once(folder, {"format": "peft", "model": model.fingerprint}, model, fill)

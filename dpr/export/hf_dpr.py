@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from dpr.core.machine import no_downloads
-from dpr.export.dpr_checkpoint import EXPECTED, other_texts, unlike_dpr
-from dpr.export.formats import Format
+from dpr.export.folders import Format
+from dpr.export.original import EXPECTED, other_texts, unlike_dpr
 from dpr.export.towers import only_here, refuse, sides, write_tower
 from dpr.models.biencoder import BiEncoder
-from dpr.models.folders.hugging_face_dpr import CTX, QUESTION
+from dpr.models.folders.dpr import CTX, QUESTION
 
 _BATCH = 8
 _TYPES = "embeddings.token_type_embeddings.weight"

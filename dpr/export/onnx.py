@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dpr.core.errors import InputError, first_line
 from dpr.core.machine import require
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
-from dpr.export.formats import Format
+from dpr.export.folders import Format
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder

@@ -19,7 +19,7 @@ import torch
 from dpr.core.machine import no_downloads, require, version_of
 from dpr.data.settings import TextSettings
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE, presented
-from dpr.export.formats import Format
+from dpr.export.folders import Format
 from dpr.export.towers import (
     Side,
     only_here,

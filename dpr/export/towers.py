@@ -1,10 +1,12 @@
 """A tower as the files of a Hugging Face model: config, weights and tokenizer, as plain transformers loads them;
-and the properties of models that a format cannot express."""
+adapters as part of the weights; and the properties of models that a format cannot express."""
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from dpr.formats import checkpoints
 from dpr.models.backbones import quiet_loading
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.folders.hugging_face_dpr import CTX, QUESTION
+from dpr.models.folders.dpr import CTX, QUESTION
 from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
 from dpr.models.properties import is_static
 
@@ -188,3 +190,30 @@ def write_tokenizer(
         "pad_token": str(filler),
     }
     checkpoints.write_json_file(folder, "tokenizer_config.json", stated | special | config)
+
+
+def merged(model: BiEncoder) -> BiEncoder:
+    """Returns the model with each tower's adapter added to the weights of a backbone of its own; a model
+    without adapters is returned as it is.
+
+    Weights are added in fp32 or more, and stay so: in bf16 the sum would lose much of an adapter.
+    """
+    if model.base is None:
+        return model
+    towers = []
+    for tower in model.towers:
+        whole = copy.deepcopy(tower)
+        whole.to(torch.promote_types(next(tower.parameters()).dtype, torch.float32))
+        adapter = whole.adapter
+        whole.adapter = None
+        assert adapter is not None
+        with torch.no_grad():
+            for name, layer in adapter.layers.items():
+                layer.merge(safe_merge=True, adapter_names=[adapter.name])
+                whole.backbone.set_submodule(name, layer.get_base_layer())
+        whole.requires_grad_(True)
+        towers.append(whole)
+    settings = replace(model.settings, adapter="none")
+    merged_model = BiEncoder(towers[0], towers[-1], model.tensorizer, settings, model.options)
+    merged_model.log_temperature = copy.deepcopy(model.log_temperature)
+    return merged_model.train(model.training)

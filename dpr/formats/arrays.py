@@ -1,11 +1,39 @@
-"""Ids and vectors in memory, read as those in files are."""
+"""Arrays: in ``.npy`` files, written without objects and mapped into memory, and ids and vectors in memory that are
+read as those in files are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
+
+from dpr.core.errors import InputError
+
+
+def array_writers(arrays: Mapping[str, np.ndarray]) -> dict[str, Callable[[IO[bytes]], Any]]:
+    """Returns functions that write arrays as ``.npy`` files, by the names of the arrays."""
+    return {
+        name: partial(np.lib.format.write_array, array=array, allow_pickle=False)
+        for name, array in arrays.items()
+    }
+
+
+def map_array(path: Path) -> np.ndarray:
+    """Maps a ``.npy`` file into memory. Its header is checked against the size of the file, so nothing is
+    allocated for a false claim.
+
+    Raises:
+        InputError: it is missing, damaged, or holds objects.
+    """
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy's parser of a damaged header raises whatever comes up
+        raise InputError(f"cannot be read ({error})", file=path) from None
+    return array
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpr.formats.npy_files import map_array
+from dpr.formats.arrays import map_array
 
 
 class HashIndex:

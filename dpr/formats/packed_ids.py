@@ -9,7 +9,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
-from dpr.formats.npy_files import map_array
+from dpr.formats.arrays import map_array
 
 _IDS_AT_ONCE = 1 << 16
 _NARROW = 1 << 32  # bytes of ids up to which 32 bits name a place

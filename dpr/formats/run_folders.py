@@ -1,5 +1,5 @@
 """Folders of training runs: which checkpoint stands for the run, ``run.json``, and the SHA-256 that seal it and
-the files beside it."""
+the files beside it. Also finds what in a folder of outputs differs from its checksums and manifests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from typing import Any
 from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.text_input import iter_raw_lines, open_input
-from dpr.storage.durable import CHECKSUM, describe_file, differences, json_text, sealed, write_json
+from dpr.storage.checksums import verify_file
+from dpr.storage.durable import (
+    CHECKSUM,
+    describe_file,
+    differences,
+    json_text,
+    sealed,
+    verify_folder,
+    write_json,
+)
 from dpr.storage.untrusted import describe, inside, is_below, read_json
 
 logger = get_logger(__name__)
@@ -126,7 +135,7 @@ def warn_of_verdict(checkpoint: Path) -> None:
         found = read_json(checkpoint.parent / VERDICT_FILE)
         verdict = found if isinstance(found, dict) else {}
         if verdict.get("best_checkpoint") == checkpoint.name and verdict.get("verdict") == "worse":
-            message = "%s is %s; train.keep=better opens the start in its place"
+            message = "%s is %s; with train.keep=better the run opens the base model instead"
             logger.warning(message, checkpoint, verdict.get("line"))
 
 
@@ -153,3 +162,32 @@ def resolve_checkpoint(path: Path) -> Path:
             logger.warning("%s: the checkpoint %s is missing", path, name)
         raise CheckpointError("the run has no checkpoint yet", file=path)
     return path
+
+
+def problems_below(path: Path) -> dict[Path, list[str]]:
+    """Returns the problems of a file, or of each part of a folder that has a checksum or a manifest; an empty
+    list means none."""
+    found = {}
+    for part in _parts(path) if path.is_dir() else [path]:
+        found[part] = verify_folder(part) if part.is_dir() else verify_file(part)
+    for run in sorted(path.rglob(RUN_FILE)):
+        found |= {run.with_name(name): problems for name, problems in run_problems(run.parent).items()}
+    return found
+
+
+def _parts(folder: Path) -> list[Path]:
+    """Returns the folder itself if it has a manifest; else the folders in it that have one or should
+    (checkpoints), and files with a checksum."""
+    if (folder / "manifest.json").exists():
+        return [folder]
+    outputs = {file.parent for file in folder.rglob("manifest.json")} | {
+        path for path in folder.glob("*.step*") if path.is_dir()
+    }
+    files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")}
+    outputs |= {file for file in files if not outputs & set(file.parents)}
+    return sorted(path for path in outputs if is_visible(path, folder)) or [folder]
+
+
+def is_visible(path: Path, folder: Path) -> bool:
+    """Returns whether no part of a path below ``folder`` begins with a dot."""
+    return not any(part.startswith(".") for part in path.relative_to(folder).parts)

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dpr.core.records import PassageTokens, StoredPassage, StoredSample
-from dpr.formats.npy_files import array_writers, map_array
+from dpr.formats.arrays import array_writers, map_array
 from dpr.storage.durable import read_manifest
 from dpr.storage.steps import Steps
 

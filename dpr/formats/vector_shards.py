@@ -3,7 +3,7 @@ written last.
 
     X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of
     int8
-        scales-00000.npy   (n,) float32, with codes only (dpr/formats/vector_codes.py)
+        scales-00000.npy   (n,) float32, with codes only
         ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes
         (dpr/formats/packed_ids.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
@@ -29,14 +29,17 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.paths import matching_paths
 from dpr.core.records import MAX_ID_BYTES, text_sha256
+from dpr.formats.arrays import array_writers, map_array
 from dpr.formats.id_hashes import first_duplicate
-from dpr.formats.npy_files import array_writers
 from dpr.formats.packed_ids import PackedIds, pack_ids
-from dpr.formats.vector_codes import DTYPES, array_names, decode, encode, map_vectors
 from dpr.storage.checksums import file_state, folder_problems, recalled, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 from dpr.storage.steps import CLAIM, RECORDS, Steps
 
+DTYPES = ("float32", "float16", "int8")
+_NUMBERS: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+_ROWS = 1024  # coded at a time: float64 takes more memory than the codes
+_LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-\d{5,}\.npy")
 _DECODED_ROWS = 8192
 _PLAIN_ROWS = 65536
@@ -51,6 +54,61 @@ _MUST_AGREE = {
     "dimension": "of another dimension",
 }
 _OF_CORPUS = ("corpus", "corpus_fingerprint", "id_prefix", "num_shards")
+
+
+def array_names(dtype: str) -> tuple[str, ...]:
+    """Returns names of the arrays that hold the vectors of a chunk."""
+    return ("vectors", "scales") if dtype == "int8" else ("vectors",)
+
+
+def encode(vectors: np.ndarray, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Returns arrays by name for vectors (n, D), n at least 1, and two masks (n,) of the rows that they
+    cannot hold: not finite, and all zeros."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if dtype != "int8":
+            stored = np.ascontiguousarray(vectors, dtype=_NUMBERS[dtype])
+            return {"vectors": stored}, ~np.isfinite(stored).all(axis=1), np.asarray(~stored.any(axis=1))
+        parts = [
+            _coded(vectors[start : start + _ROWS].astype(np.float64))
+            for start in range(0, len(vectors), _ROWS)
+        ]
+    codes, scales, is_bad, is_zero = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return {"vectors": codes, "scales": scales}, is_bad, is_zero
+
+
+def _coded(exact: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns codes, scales, and masks of the rows that they cannot hold: not finite, and all zeros."""
+    scales = np.abs(exact).max(axis=1) / 127
+    is_zero = ~exact.any(axis=1) | (scales < _LEAST_SCALE)
+    stored = scales.astype("<f4")
+    is_bad = ~np.isfinite(exact).all(axis=1) | (~np.isfinite(stored * np.float32(127)) & ~is_zero)
+    is_kept = ~(is_bad | is_zero)
+    ratios = np.where(is_kept[:, None], exact, 0) / np.where(is_kept, stored, 1).astype(np.float64)[:, None]
+    return np.rint(ratios).clip(-127, 127).astype(np.int8), stored, is_bad, is_zero
+
+
+def decode(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns the vectors (n, D): the array itself for float32 and float16, else float32."""
+    if "scales" not in arrays:
+        return arrays["vectors"]
+    return arrays["vectors"] * np.asarray(arrays["scales"])[:, None]
+
+
+def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray:
+    """Maps one of ``array_names`` into memory.
+
+    Raises:
+        InputError: it cannot be read, or is of another type or shape.
+    """
+    array = map_array(path)
+    expected = np.dtype("<f4") if name == "scales" else _NUMBERS[dtype]
+    row = () if name == "scales" else (dimension,)
+    if array.ndim != 1 + len(row) or array.shape[1:] != row or array.dtype != expected:
+        shape = str(("n", *row)).replace("'", "")
+        raise InputError(
+            f"holds {array.dtype} {array.shape}", file=path, expected=f"{expected} of shape {shape}"
+        )
+    return array
 
 
 class VectorShardWriter(Steps):

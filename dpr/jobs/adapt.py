@@ -16,6 +16,7 @@ from dpr.adaptation.encoder_stages import make_searchable
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import stages_in
 from dpr.core.errors import ConfigError
+from dpr.core.logs import duration
 from dpr.data.pairs import kinds_of
 from dpr.jobs import embed, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
@@ -61,12 +62,16 @@ def run(config: AdaptSettings) -> None:
             without_questions = prepared / "evaluation_corpus.jsonl"
             cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
             stages.run(
-                "pseudo", "pseudo-questions, to choose the hybrid's weight by", "prepare", cut, ["questions"]
+                "pseudo",
+                "generating pseudo-questions to choose the hybrid's weight",
+                "prepare",
+                cut,
+                ["questions"],
             )
         make_searchable(stages, config, AdaptTexts(prepared, corpus, without_questions, train_sets))
 
     name = shlex.quote(str(out))
-    print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
-    print(f'Search by hand:   dpr search {name} "your question"')
+    print(f"\nFinished in {duration(time.monotonic() - start)}.\n")
+    print(f'Search:           dpr search {name} "your question"')
     print(f"In a browser:     dpr serve {name}")
-    print(f"How good is it?   dpr evaluate run={name} set=FOLDER, with questions and judgements of yours")
+    print(f"Measure:          dpr evaluate run={name} set=FOLDER, with your own questions and judgements")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.mine import dense_search
 from dpr.mining.blocks import run_job
-from dpr.mining.search import LexicalSearch
+from dpr.mining.search import LexicalSearch, dense_search
 from dpr.mining.suspects import Doubts
 from dpr.preparation.conversion import read_options
 from dpr.preparation.data_check import check_files, open_tokenizer, report

@@ -126,8 +126,7 @@ class VerifySettings(Settings):
 
 def verify(config: VerifySettings) -> int:
     """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
-    from dpr.formats.run_folders import METRICS_LINES
-    from dpr.formats.verification import is_visible, problems_below
+    from dpr.formats.run_folders import METRICS_LINES, is_visible, problems_below
     from dpr.storage.durable import CHECKSUM
 
     is_whole = True

@@ -12,6 +12,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.records import Question, json_sha256
+from dpr.data.text import QuestionForm
 from dpr.data.words import WORDS_VERSION
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -33,12 +34,10 @@ from dpr.jobs.retrieve import passages_in, require_relevant
 from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import mention_bf16
 from dpr.retrieval.dense import DenseSide
-from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.passages import require_passages
-from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import EvaluateConfig, IndexerConfig
-from dpr.retrieval.sides import Fusion, Side, WordSide
+from dpr.retrieval.sides import Fusion, Side, WordSide, index_choice, open_text_index
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json

@@ -13,9 +13,9 @@ from dpr.core.records import Passage
 from dpr.data.loader import GlobalBatchDataset
 from dpr.data.tensorizer import Tensorizer
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainCommand
+from dpr.training.data_sets import resolve_training_files
 from dpr.training.identity import stored_value
 from dpr.training.plan import make_plan
 

@@ -10,16 +10,14 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import corpora_of, require_corpora
-from dpr.export.dpr_checkpoint import export_dpr_file
-from dpr.export.folders import export_folder, write_once
+from dpr.export.folders import export_folder, write_adapters, write_once
 from dpr.export.lancedb import load_lance
-from dpr.export.merging import merged
 from dpr.export.model_card import CardMetadata
-from dpr.export.peft_adapters import write_adapters
+from dpr.export.original import export_dpr_file, export_vector_folders
 from dpr.export.pgvector import load_postgres
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.export.store_rows import VectorRows
-from dpr.export.vector_folders import export_vector_folders
+from dpr.export.towers import merged
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE
 from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.vector_shards import open_shards

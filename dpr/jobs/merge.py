@@ -14,8 +14,8 @@ from torch import Tensor
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.ranking_metrics import validated_names
-from dpr.export.merging import merged
 from dpr.export.settings import MergeConfig
+from dpr.export.towers import merged
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
 from dpr.models.folders.layouts import BACKBONE, layout_of

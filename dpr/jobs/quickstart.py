@@ -11,12 +11,11 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
-from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings
+from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings, write_search
 from dpr.adaptation.encoder_stages import make_searchable
-from dpr.adaptation.folder import AdaptFolder
-from dpr.adaptation.searchable import write_search
 from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
-from dpr.adaptation.stages import DETAILS, stages_in
+from dpr.adaptation.stages import DETAILS, AdaptFolder, stages_in
+from dpr.core.logs import duration
 from dpr.jobs import compare
 from dpr.jobs.adapt import STAGE_JOBS
 from dpr.preparation.document_questions import GIVEN
@@ -26,10 +25,10 @@ from dpr.storage.checksums import content_sha256
 from dpr.storage.untrusted import read_json
 
 MADE = (
-    "The questions are made from the texts, as those of the training were. They flatter the encoder: on real"
-    " questions expect less of it beside BM25. questions=FILE measures with real ones."
+    "Training and test questions were both generated from the texts, which favours the encoder. Expect less of"
+    " it on real questions; questions=FILE measures with your own."
 )
-SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
+SYSTEMS = {"bm25": "BM25", "dense": "encoder", "hybrid": "hybrid"}
 """Stages that evaluate on test questions, and their names in tables."""
 
 
@@ -64,14 +63,16 @@ def run(config: QuickstartSettings) -> None:
             seed=config.seed,
             questions=config.questions,
         )
-        what = f"{len(documents)} files: passages, training questions, held-out questions"
+        what = f"splitting {len(documents)} files into passages, generating training and test questions"
         stages.run("data", what, "prepare", reading, [prepared.name])
         if not texts.counts()["train questions"]:
             write_search(out, texts.corpus, None)
             passages = texts.counts()["passages"]
-            print(f"\n{passages:,} passages, too few questions in them to train on: BM25 searches them.")
-            print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
-            print(f'Search by hand:   dpr search {name} "your question"')
+            print(f"\n{passages:,} passages yield too few questions to train an encoder; BM25 searches them.")
+            print(
+                "With a larger folder, or with your own questions (questions=FILE), an encoder is trained too.\n"
+            )
+            print(f'Search:           dpr search {name} "your question"')
             return
         trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
         with redirect_stdout(stages.details):
@@ -84,7 +85,13 @@ def run(config: QuickstartSettings) -> None:
                 search.indexer.kind = "bm25"
             if system != "hybrid":
                 search.hybrid = "none"
-            stages.run(system, f"{label} on the test questions", "retrieve", search, [metrics[system].name])
+            stages.run(
+                system,
+                f"evaluating {label} on the test questions",
+                "retrieve",
+                search,
+                [metrics[system].name],
+            )
 
     runs = [f"{SYSTEMS[system]}={file}" for system, file in metrics.items()]
     counts = texts.counts()
@@ -101,23 +108,23 @@ def run(config: QuickstartSettings) -> None:
     reached = {system: read_json(file)["metrics"] for system, file in metrics.items()}
     shares = {system: values["accuracy@5"] for system, values in reached.items()}
     print(
-        f"\nThe passage is among the first five for {shares['dense']:.0%} of the questions with the trained"
-        f" encoder, {shares['bm25']:.0%} with BM25, {shares['hybrid']:.0%} with both."
+        f"\nThe right passage is among the first five for {shares['bm25']:.0%} of the questions with BM25,"
+        f" {shares['dense']:.0%} with the trained encoder, {shares['hybrid']:.0%} with the hybrid of both."
     )
     best = "hybrid"
     if not is_made:  # pseudo-questions choose nothing: the encoder was trained on such
         best = clearly_best({system: values["mrr@10"] for system, values in reached.items()}, best)
     if best == "hybrid":
-        print("Search with both, the hybrid, which is the default.")
+        print("dpr search uses the hybrid by default.")
     else:
         print(
-            f"On your questions {SYSTEMS[best]} alone is clearly ahead of the hybrid: search with --mode {best}."
+            f"On your questions, {SYSTEMS[best]} alone is clearly better than the hybrid: search with --mode {best}."
         )
     if counts["unread files"]:
         listed = texts.prepared / "unread.jsonl"
         print(f"{counts['unread files']:,} files could not be read: {listed} says why")
-    print(f"It took {(time.monotonic() - start) / 60:.1f} minutes.\n")
-    print(f'Search by hand:   dpr search {name} "your question"')
+    print(f"Finished in {duration(time.monotonic() - start)}.\n")
+    print(f'Search:           dpr search {name} "your question"')
     print(f"In a browser:     dpr serve {name} metadata=file")
-    print(f"Curves:           {out / 'report.html'}")
+    print(f"Report:           {out / 'report.html'}")
     print(f"Details:          {out / DETAILS}")

@@ -12,6 +12,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted, get_logger
 from dpr.core.machine import launched
+from dpr.data.text import QuestionForm
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.evaluator import Evaluator, without_own_ids
 from dpr.evaluation.ranking_metrics import (
@@ -24,14 +25,12 @@ from dpr.indexer.ranking import Ranking, fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.settings import GivenTextSettings
 from dpr.models.sources import local_model
-from dpr.retrieval.indexes import open_words, reads_texts
+from dpr.retrieval.dense import open_dense
 from dpr.retrieval.passages import find_passages, require_passages
-from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.retrieval.sides import Side
+from dpr.retrieval.sides import Side, open_words, reads_texts
 from dpr.retrieval.sources import resolve_passage_sources, resolve_question_set
-from dpr.retrieval.vector_indexes import open_dense
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
@@ -130,13 +129,13 @@ def run(config: RetrievalConfig) -> None:
             for weight in counted(WEIGHTS, "choosing the weight", unit="weights"):
                 fused = fuse_linear(found["dense"], found["bm25"], weight=weight, k=config.n_docs)
                 tried_weights[weight] = evaluator.evaluate(fused, matched).metrics[config.tune_metric]
-            shown = ", ".join(f"{weight:g} {value:.3f}" for weight, value in tried_weights.items())
-            logger.info("hybrid_weight: %s", shown)
+            shown = ", ".join(f"{weight:g}: {value:.3f}" for weight, value in tried_weights.items())
+            logger.info("%s by hybrid_weight: %s", config.tune_metric, shown)
             weight = max(tried_weights, key=lambda weight: (tried_weights[weight], -weight))
-            why = f"the best {config.tune_metric} on these questions"
+            why = f"best {config.tune_metric} on these questions"
         elif config.hybrid_weight is None:
-            why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
-        logger.info("hybrid_weight=%g, the dense side's share: %s", weight, why)
+            why = "the default; tune_hybrid_weight=true chooses it on dev questions"
+        logger.info("hybrid_weight=%g, the share of the dense scores: %s", weight, why)
         rankings = fuse_linear(found["dense"], found["bm25"], weight=weight, k=config.n_docs)
     logger.info("%d questions searched in %.1f s", len(questions), time.monotonic() - start)
 

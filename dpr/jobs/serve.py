@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.machine import require
@@ -17,9 +18,14 @@ def run(config: ServeSettings) -> int:
     runs = named(config.folders)
     for package in ("uvicorn", "fastapi", "prometheus_client"):
         require(package, extra="serve", purpose="dpr serve")
+    from dpr.serving.app import make_app
+    from dpr.serving.engine import open_runs
     from dpr.serving.server import serve
 
-    return serve(config, runs)
+    def make(token: str | None, on_failure: Callable[[Exception], None]) -> Any:
+        return make_app(config, lambda: open_runs(runs, config), token=token, on_failure=on_failure)
+
+    return serve(config, make)
 
 
 def named(given: Sequence[str]) -> dict[str, Path]:

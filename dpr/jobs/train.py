@@ -15,7 +15,6 @@ from dpr.core.settings import leaves
 from dpr.data.pairs import PseudoPairs
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.formats.training_sets import open_training_set
-from dpr.jobs.training_sources import NamedSource, resolve_training_files
 from dpr.models.backbones import read_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import (
@@ -26,15 +25,13 @@ from dpr.models.settings import (
 )
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
-from dpr.training.bi_encoder_trainer import BiEncoderTrainer, extensions_of
+from dpr.training.bi_encoder_trainer import BiEncoderTrainer, default_callbacks, extensions_of
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.defaults import default_callbacks
 from dpr.training.callbacks.trackers import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import TrainCommand
-from dpr.training.data_sets import user_data, with_token_stores
+from dpr.training.data_sets import NamedSource, resolve_training_files, user_data, with_token_stores
 from dpr.training.dry_run import dry_run
-from dpr.training.make_loss import make_loss
-from dpr.training.temperature import settle_temperature
+from dpr.training.make_loss import make_loss, settle_temperature
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import Validation, each_once, run_validations
 

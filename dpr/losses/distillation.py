@@ -15,8 +15,7 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger
 from dpr.losses.candidates import MASKED_SCORE
-from dpr.losses.own_slots import own_positive, own_slots
-from dpr.losses.protocol import OWN_SCORES, GlobalBatch, Term
+from dpr.losses.protocol import OWN_SCORES, GlobalBatch, Term, own_positive, own_slots
 from dpr.losses.settings import ObjectiveSettings
 
 logger = get_logger(__name__)

@@ -13,11 +13,18 @@ from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.errors import ConfigError
 from dpr.losses.candidates import MASKED_SCORE
 from dpr.losses.distillation import Distillation, Embedding, Teacher
-from dpr.losses.filtered_nll import Nll
-from dpr.losses.own_slots import own_positive, own_scores
-from dpr.losses.protocol import GATHERED, OWN_SCORES, GlobalBatch, Loss, LossResult, Term
+from dpr.losses.filtered_nll import Nll, StoredVectors
+from dpr.losses.protocol import (
+    GATHERED,
+    OWN_SCORES,
+    GlobalBatch,
+    Loss,
+    LossResult,
+    Term,
+    own_positive,
+    own_scores,
+)
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.stored_vectors import StoredVectors
 from dpr.losses.symmetric import Symmetric
 
 

@@ -13,8 +13,7 @@ from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.records import WHOLE_DOCUMENT
 from dpr.losses.candidates import Candidates, names_of
 from dpr.losses.nll import nll_of_columns
-from dpr.losses.own_slots import own_positive, own_slots
-from dpr.losses.protocol import KNOWN_POSITIVES, QUESTIONS, GlobalBatch, Term
+from dpr.losses.protocol import KNOWN_POSITIVES, QUESTIONS, GlobalBatch, Term, own_positive, own_slots
 
 
 class Symmetric(Term):

@@ -14,20 +14,22 @@ import numpy as np
 import torch
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import InputError
+from dpr.core.compute_settings import ForwardSettings
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted
 from dpr.core.records import Passage, plain, text_hash
 from dpr.data.near_duplicates import resembles
 from dpr.data.words import words_of
-from dpr.embedding.encode import encode_tokens, tokenize_passages
+from dpr.embedding.encode import default_batch_tokens, encode_tokens, fit_to_vectors, tokenize_passages
 from dpr.embedding.job import embed_shard
-from dpr.embedding.settings import EmbedConfig
-from dpr.embedding.source import PassageSource, StoredSource
+from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
+from dpr.embedding.source import PassageSource, StoredSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.id_hashes import HashIndex
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_store import open_store
-from dpr.formats.vector_shards import VectorShard
+from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking, decode_ids, to_rankings
 from dpr.indexer.registry import IndexChoice, IndexTexts
@@ -301,3 +303,43 @@ class DenseSearch:
 
 
 Search = LexicalSearch | DenseSearch
+
+
+def dense_search(
+    model_file: str,
+    config: ForwardSettings,
+    *,
+    encoder: CheckpointEncoderConfig | None = None,
+    prompt: str | None = None,
+    corpus: Path | None = None,
+    vectors: Sequence[str] = (),
+) -> Search:
+    """Opens a bi-encoder's search over ``vectors`` of ``corpus`` that ``dpr embed`` made. Without them it
+    makes them, with the device and batches of ``config``.
+
+    Raises:
+        ConfigError: vectors without a corpus, or a prompt that the model does not have.
+        InputError: vectors of another model or corpus, with a prefix of passages, or unfinished ones.
+        CheckpointError: there is no model.
+    """
+    if vectors and corpus is None:
+        raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
+    where = resolve_device(config.device)
+    model = BiEncoder.load(model_file, device=where, **(encoder or CheckpointEncoderConfig()).arguments())
+    model.tensorizer.text.question_prompt(prompt)
+    shards = open_shards(vectors) if vectors else []
+    fit_to_vectors(model, shards, model_file=f"model_file={model_file}")
+    if corpus is not None:
+        made_of = corpora_of(shard.metadata for shard in shards)
+        require_corpora(made_of, [PassageSource(corpus)], file=", ".join(vectors))
+    for shard in shards:
+        if stored := shard.metadata.get("passage_prefix"):
+            hint = f"embed the corpus with encoder.passage_prompt={stored!r}, and name it here too"
+            raise InputError(f"vectors made with passage_prefix={stored!r}", file=shard.path, hint=hint)
+    return DenseSearch(
+        model,
+        shards=shards,
+        batch_tokens=config.batch_tokens or default_batch_tokens(where),
+        precision=config.precision,
+        prompt=prompt,
+    )

@@ -25,8 +25,9 @@ from dpr.core.errors import InputError, first_line
 from dpr.core.logs import shows_bars
 from dpr.core.machine import overlapping, reading
 from dpr.data.tokenizer_files import check_numbers
+from dpr.formats.checkpoints import MODEL_FILE, read_tensors
 from dpr.formats.model_folder import CONFIG, look
-from dpr.models.properties import set_dropout, without_running
+from dpr.models.properties import check_weights, set_dropout, without_running
 from dpr.models.sources import HUB_NAME, local_model
 from dpr.storage.durable import MANIFEST, read_manifest
 from dpr.storage.untrusted import describe
@@ -229,7 +230,10 @@ def load_backbone(
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
     if config.model_type == "static":
         static: Any = backbone_from_config(config)
-        static.load_rows(local_model(str(name_or_folder)))
+        folder = local_model(str(name_or_folder))
+        weights = read_tensors(folder, MODEL_FILE)
+        check_weights(weights, static.state_dict(), folder)
+        static.load_state_dict(weights)
         return static.eval()
     set_dropout(config, dropout, attention_dropout)
     backbone: nn.Module = load_weights(

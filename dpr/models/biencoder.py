@@ -26,8 +26,8 @@ from dpr.formats.passage_records import passage_of
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import is_without_weights, load_backbone
 from dpr.models.folders.layouts import read_model
+from dpr.models.folders.model_parts import Given, with_text_settings
 from dpr.models.folders.sentence_transformers_modules import prompts_of, sentence_transformers_folder
-from dpr.models.model_parts import Given, with_text_settings
 from dpr.models.pooling import begin_with_idf
 from dpr.models.properties import is_static
 from dpr.models.sentence_transformers_names import SentenceTransformersNames
@@ -354,21 +354,6 @@ class BiEncoder(SentenceTransformersNames):
         if has_table:
             model.use_static_questions()
         return model
-
-    def keep_dimensions(self, dimensions: int) -> None:
-        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
-        are.
-
-        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps
-        it.
-
-        Raises:
-            ConfigError: the vectors have fewer dimensions.
-        """
-        if dimensions and dimensions != self.dimension:
-            for tower in self.towers:
-                tower.keep(dimensions)
-            self.settings = replace(self.settings, dimensions=dimensions)
 
     def use_static_questions(self) -> None:
         """Replaces the question tower by a static embedding table.

@@ -15,7 +15,6 @@ from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.machine import no_downloads, reading
 from dpr.core.paths import texts_in, user_path
 from dpr.formats.model_folder import is_read
-from dpr.formats.run_folders import resolve_checkpoint
 from dpr.storage.untrusted import is_below, read_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -67,12 +66,12 @@ def snapshot_of(name: str) -> Path:
 
 
 def files_of_model(path: Path) -> dict[str, Path]:
-    """Returns the files that a model is read from, by their names in its folder: those there, those in
-    folders that they name, and those of the model that an adapter builds on. Other files may come and go,
-    such as a run that was trained from the model and written into its folder."""
+    """Returns the files that a model is read from, by their names in its folder (of a run, in that of its
+    checkpoint): those there, those in folders that they name, and those of the model that an adapter builds
+    on. Other files may come and go, such as a run that was trained from the model and written into its folder."""
     found: dict[str, Path] = {}
     seen = set()
-    places = [("", resolve_checkpoint(path))]
+    places = [("", path)]
     for name, place in places:  # grows in the loop
         if os.path.isdir(place) and place.resolve() not in seen:
             seen.add(place.resolve())

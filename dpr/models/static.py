@@ -7,15 +7,11 @@ transformers' models: these take most of the time that a static encoder needs to
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
-
-from dpr.formats.checkpoints import MODEL_FILE, read_tensors
-from dpr.models.properties import check_weights
 
 MODEL_TYPE = "static"
 
@@ -71,12 +67,6 @@ class StaticBackbone(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> States:
         """Returns the states of ``input_ids`` (N, L)."""
         return States(self.words(input_ids))
-
-    def load_rows(self, folder: Path) -> None:
-        """Copies the table from a folder of transformers. Raises CheckpointError if it holds another."""
-        weights = read_tensors(folder, MODEL_FILE)
-        check_weights(weights, self.state_dict(), folder)
-        self.load_state_dict(weights)
 
 
 def static_if_layerless(backbone: Any) -> Any:

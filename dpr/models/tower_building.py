@@ -15,7 +15,7 @@ from dpr.core.errors import CheckpointError, ConfigError, DprError
 from dpr.models.adapters import TRAINED, Adapter, BaseModel, installed_peft, update_digest
 from dpr.models.backbones import backbone_from_config, is_without_weights, load_backbone
 from dpr.models.encoder import Encoder
-from dpr.models.model_parts import ModelParts
+from dpr.models.folders.model_parts import ModelParts
 from dpr.models.properties import distinct_weights, is_static, layers_of
 from dpr.models.settings import EncoderSettings, TowerOptions
 from dpr.models.sources import base_model

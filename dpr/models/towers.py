@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
@@ -23,7 +24,6 @@ from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, is_stored, update_digest
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
-from dpr.models.fast.streams import in_streams
 from dpr.models.properties import check_vocabulary, check_weights, deciding_config, distinct_weights
 from dpr.models.settings import EncoderSettings, TowerOptions
 from dpr.storage.durable import durable_folder
@@ -202,6 +202,21 @@ class Towers(nn.Module):
         placed = {name: placed_like(tensor, current[name]) for name, tensor in weights.items()}
         self.load_state_dict(placed, strict=False)  # a shared tensor is present under its first name only
 
+    def keep_dimensions(self, dimensions: int) -> None:
+        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
+        are.
+
+        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps
+        it.
+
+        Raises:
+            ConfigError: the vectors have fewer dimensions.
+        """
+        if dimensions and dimensions != self.dimension:
+            for tower in self.towers:
+                tower.keep(dimensions)
+            self.settings = replace(self.settings, dimensions=dimensions)
+
     @torch.no_grad()
     def encode_batch(
         self,
@@ -286,3 +301,24 @@ class Towers(nn.Module):
         if self.base is not None:
             stated["base"] = self.base._asdict()
         checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, stated)
+
+
+def in_streams(work: Callable[[np.ndarray], None], parts: Iterable[np.ndarray]) -> None:
+    """Calls ``work`` without gradient on every part, on as many threads as torch computes with.
+
+    Raises the error of a part; parts that have not begun are then skipped.
+    """
+    threads = torch.get_num_threads()
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+    def work_here(part: np.ndarray) -> None:
+        # torch keeps for each thread whether gradients are recorded, autocast, and its number of cores (below).
+        with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            work(part)
+
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work_here, parts):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # for threads that are started later

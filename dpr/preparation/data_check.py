@@ -18,9 +18,8 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample, passage_hash, plain, text_hash
 from dpr.data.near_duplicates import NEAR_DUPLICATE, resembles
-from dpr.data.swapped_columns import look_swapped
 from dpr.data.tensorizer import SHARE_SAID, Tensorizer
-from dpr.data.words import words_of
+from dpr.data.words import look_swapped, words_of
 from dpr.evaluation.answer_match import is_empty
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow

@@ -31,9 +31,16 @@ from dpr.formats.documents.bounded_reading import read_documents
 from dpr.formats.documents.document import Document
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
-from dpr.preparation.document_questions import KINDS, made_questions, without_questions
+from dpr.preparation.document_questions import (
+    DEV,
+    KINDS,
+    TEST,
+    TRAIN,
+    made_questions,
+    split_questions,
+    without_questions,
+)
 from dpr.preparation.given_questions import find_answers, read_given
-from dpr.preparation.held_out import DEV, TEST, TRAIN, split_questions
 from dpr.preparation.passages import cut
 from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256

@@ -17,8 +17,7 @@ from dpr.formats.passage_records import field_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import Index, IndexTexts
-from dpr.retrieval.given_passages import Kinds, Passages, records_of
-from dpr.retrieval.passages import PassageFields
+from dpr.retrieval.passages import Kinds, PassageFields, Passages, records_of
 from dpr.retrieval.settings import SEARCH_MODES
 from dpr.retrieval.sides import Fusion, Side, WordSide
 

@@ -23,10 +23,9 @@ from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import Index
-from dpr.retrieval.given_passages import Passages
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.memory_search import MemorySearch
-from dpr.retrieval.passages import PassageFields
+from dpr.retrieval.passages import PassageFields, Passages
 from dpr.retrieval.settings import SEARCH_MODES
 from dpr.retrieval.sides import Fusion, Search, Side
 from dpr.retrieval.stored_search import StoredSearch, search_settings
@@ -132,7 +131,7 @@ class Retriever(metaclass=Hinting):
         """
         from dpr.core.distributed import resolve_device
         from dpr.models.biencoder import BiEncoder
-        from dpr.retrieval.building import build_in
+        from dpr.retrieval.stored_search import build_in
 
         refuse(others, "Retriever.build()")
         configure_by_default()  # embedding many passages takes minutes, and says how far it is
@@ -162,7 +161,7 @@ class Retriever(metaclass=Hinting):
         Raises:
             ConfigError, InputError: as ``build``; nothing was added then.
         """
-        from dpr.retrieval.building import add_to
+        from dpr.retrieval.stored_search import add_to
 
         refuse(others, "add()")
         with self._lock:

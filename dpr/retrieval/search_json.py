@@ -14,10 +14,10 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.paths import is_wide, matching_paths
 from dpr.core.settings import check_type
+from dpr.data.text import QuestionForm
 from dpr.embedding.source import PassageSource
 from dpr.formats.record_fields import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
-from dpr.retrieval.question_form import QuestionForm
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import CHECKSUM, MANIFEST, write_json
 from dpr.storage.untrusted import leads_inside, read_json

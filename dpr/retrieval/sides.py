@@ -3,18 +3,23 @@ opens them. A search by words imports no model."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from dpr.core.records import Passage
+from dpr.core.errors import ConfigError
+from dpr.core.records import Passage, text_sha256
 from dpr.data.text import normalize_question
+from dpr.embedding.source import PassageSource
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
-from dpr.indexer.registry import Index
-from dpr.indexer.settings import DEFAULT_WEIGHT
-from dpr.retrieval.passages import PassageFields
+from dpr.indexer.registry import Index, IndexChoice, index_class
+from dpr.indexer.saved import IndexStore
+from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
+from dpr.retrieval.passages import PassageFields, lexical_texts
+from dpr.retrieval.settings import IndexerConfig
 
 
 class Side(Protocol):
@@ -94,3 +99,49 @@ class Search(Protocol):
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
         """Reads the fields by which passages can be filtered."""
         ...
+
+
+def reads_texts(kind: str) -> bool:
+    """True if an index of this kind is over words. No built-in class is imported to tell."""
+    return kind == "bm25" if kind in KINDS else index_class(kind).reads == "texts"
+
+
+def index_choice(config: IndexerConfig) -> IndexChoice:
+    """Returns the index that the settings name. The settings of a built-in kind stand beside ``kind``, those
+    of a user-defined class in ``options``."""
+    if config.kind not in KINDS:
+        return IndexChoice.of(config.kind, config.options, key="indexer.options.")
+    names = [item.name for item in fields(KINDS[config.kind].settings)]
+    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
+
+
+def open_words(
+    config: IndexerConfig, sources: Sequence[PassageSource], path: str | None, index_path: str | None
+) -> WordSide:
+    """Opens the side of words. Beside vectors, whose index is then at ``index_path``, it has an index of BM25 of
+    its own at ``path``."""
+    if reads_texts(config.kind):
+        path = path or index_path
+    else:
+        config = replace(config, kind="bm25")
+    return WordSide(open_text_index(index_choice(config), sources, path))
+
+
+def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
+    """Opens the index of the corpus's words from ``path`` if it exists; else builds it and saves it there."""
+    if not sources:
+        raise ConfigError(
+            f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]"
+        )
+    store = IndexStore(choice)
+    if path:
+        # Words are searched without the prefix of texts that are embedded.
+        searched = [replace(source, passage_prefix="").identity() for source in sources]
+        made_of = short_hash(*(json.dumps(one, sort_keys=True) for one in searched))
+        store = IndexStore(choice, Path(path), {"corpus": made_of})
+    return store.load_or_build(lambda: lexical_texts(sources))
+
+
+def short_hash(*parts: str) -> str:
+    """Returns the identity of what an index is made of."""
+    return text_sha256("\n".join(parts))[:32]

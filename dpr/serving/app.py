@@ -7,7 +7,6 @@ import asyncio
 import base64
 import contextlib
 import hmac
-import ipaddress
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -36,7 +35,7 @@ from dpr.core.logs import get_logger
 from dpr.core.version import __version__
 from dpr.retrieval.hits import EXCERPT, Hits, QuestionWords
 from dpr.serving.engine import Engine, ServedIndex
-from dpr.serving.settings import ServeSettings
+from dpr.serving.settings import ServeSettings, is_loopback
 
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
@@ -335,14 +334,6 @@ def make_app(
         return FileResponse(PAGE / "index.html")
 
     return app, engine
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether a service that listens at ``host`` is reachable from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_origin(request: Request, settings: ServeSettings, token: str | None) -> None:

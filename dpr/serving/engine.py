@@ -21,12 +21,12 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
+from dpr.data.text import QuestionForm
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.dense import DenseSide, question_batch
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.passages import PassageFields
-from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_json import SEARCH_JSON
 from dpr.serving.settings import ServeSettings

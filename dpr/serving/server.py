@@ -6,23 +6,23 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
-from dpr.serving.app import is_loopback, make_app
-from dpr.serving.engine import open_runs
-from dpr.serving.settings import ServeSettings
+from dpr.serving.settings import ServeSettings, is_loopback
 
 logger = get_logger(__name__)
 
 
-def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
-    """Serves run folders until a signal asks to end, and returns 0.
+def serve(settings: ServeSettings, make: Callable[..., tuple[FastAPI, Any]]) -> int:
+    """Serves an application until a signal asks to end, and returns 0. ``make(token, on_failure)`` makes it, with
+    the engine that it asks.
 
     Raises:
         ConfigError: the service cannot listen at the address, or other machines could reach it and there is
@@ -44,7 +44,7 @@ def serve(settings: ServeSettings, runs: Mapping[str, Path]) -> int:
         failures.append(error)
         server.should_exit = True
 
-    app, engine = make_app(settings, lambda: open_runs(runs, settings), token=token, on_failure=fail)
+    app, engine = make(token, fail)
     server = make_server(app, settings)
     listening = listen(settings)
     host, port = listening.getsockname()[:2]

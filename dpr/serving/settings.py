@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,3 +69,11 @@ dpr serve runs/first host=0.0.0.0 token_file=token.txt
                 raise ConfigError(
                     f"metadata={self.metadata}: {name} is of kind {kind}, expected text, int, float or bool"
                 )
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a service that listens at ``host`` is reachable from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

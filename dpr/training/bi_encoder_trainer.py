@@ -14,14 +14,18 @@ from dpr.core.logs import get_logger
 from dpr.core.paths import user_path
 from dpr.core.settings import drop_unused, listed, unused_note
 from dpr.core.user_classes import create_object
+from dpr.formats.run_folders import METRICS_LINES
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.training.callbacks.defaults import default_callbacks
+from dpr.training.callbacks.base_comparison import BaseComparison
+from dpr.training.callbacks.batch_metrics import GlobalBatchMetrics
+from dpr.training.callbacks.log_lines import LogEvery, ProgressLine
+from dpr.training.callbacks.metrics_file import MetricsFile, ReportPage
+from dpr.training.callbacks.saving import EarlyStopping, ValidateAndSave
 from dpr.training.data_sets import DataSets, opened_for_run, with_token_stores
-from dpr.training.make_loss import make_loss
+from dpr.training.make_loss import make_loss, settle_temperature
 from dpr.training.run import Callback
-from dpr.training.settings import TrainingSettings
-from dpr.training.temperature import settle_temperature
+from dpr.training.settings import TrainingSettings, TrainNode
 from dpr.training.trainer import Trainer
 from dpr.training.validations.dev_sets import dev_validations
 from dpr.training.validations.protocol import Validation
@@ -172,3 +176,29 @@ class BiEncoderTrainer(Trainer):
 def _require(name: str, given: Any, kind: Any, wanted: str) -> None:
     if not isinstance(given, kind):
         raise ConfigError(f"{name} is of type {type(given).__name__}; give {wanted}")
+
+
+def default_callbacks(
+    settings: TrainNode, output_dir: Path, further: Sequence[Callback] = ()
+) -> list[Callback]:
+    """Returns the callbacks that log, validate and save, and those that settings switch on, with ``further``
+    ones among them.
+
+    The order matters: callbacks that add to the metrics come first, then those that collect and write them,
+    and last the one that saves the state.
+    """
+    callbacks = [
+        BaseComparison(),
+        GlobalBatchMetrics(settings.log_batch_step),
+        ReportPage(output_dir),
+        *further,
+    ]
+    if patience := settings.early_stopping.patience:
+        callbacks.append(EarlyStopping(patience=patience))
+    return [
+        *callbacks,
+        LogEvery(settings.log_batch_step),
+        ProgressLine(),
+        MetricsFile(output_dir / METRICS_LINES),
+        ValidateAndSave(settings),
+    ]

@@ -9,7 +9,7 @@ from dpr.core.errors import DivergedError
 from dpr.core.logs import duration
 from dpr.training.callbacks.base_comparison import is_base_measured, validations_ahead
 from dpr.training.callbacks.saving import ValidateAndSave
-from dpr.training.device_speed import peak_memory_gb, wait_for
+from dpr.training.throughput import peak_memory_gb, wait_for
 from dpr.training.trainer import Trainer
 from dpr.training.validations.protocol import run_validations
 

@@ -21,6 +21,7 @@ from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, MODEL, UPDATES, WARNED, flat_values, unused_keys
 from dpr.data.training_data import OpenedSets
 from dpr.formats import checkpoints, run_folders
+from dpr.formats.run_folders import resolve_checkpoint
 from dpr.losses.protocol import Loss
 from dpr.models.properties import deciding_config, dropout_of
 from dpr.models.sources import files_of_model
@@ -111,7 +112,7 @@ def run_identity(
         path = Path(value or "")
         if not value or not path.exists() or path.resolve().is_relative_to(output_dir.resolve()):
             continue
-        read = files_of_model(path)
+        read = files_of_model(resolve_checkpoint(path))
         contents = shared_content(list(read.values()))
         if read:
             models[key] = [f"{name} {content}" for name, content in zip(read, contents, strict=True)]
@@ -224,7 +225,7 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
             consequence = "; the weights will not be bitwise those of an uninterrupted run"
         if key.startswith(_OF_METRICS):
             consequence = (
-                "; metrics before and after cannot be compared, so the best checkpoint is chosen anew"
+                "; metrics before and after cannot be compared, so the best checkpoint is chosen again"
             )
             stored.progress.forget_best()
             stored.progress.start_metrics = {}

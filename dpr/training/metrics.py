@@ -12,7 +12,7 @@ from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.losses.protocol import LossResult
 from dpr.models.towers import Towers
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 from dpr.training.validations.protocol import Metrics
 
 

@@ -158,11 +158,9 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
     if len(dataset.sources) > 1:
         sets = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.passes(), strict=True)
         unit = "rows" if settings.train.sampling.mixed else "global batches"
-        parts = [
-            f"{source.name} {count} {unit} ({passes:.3g} times over it)" for source, count, passes in sets
-        ]
+        parts = [f"{source.name} {count:,} {unit} ({passes:.3g} passes)" for source, count, passes in sets]
         logger.info(
-            "an epoch has %d global batches: %s", dataset.iterator.batches_per_epoch, ", ".join(parts)
+            "an epoch has %s global batches: %s", f"{dataset.iterator.batches_per_epoch:,}", ", ".join(parts)
         )
     of_question, has_hard = negatives_per_question(dataset.sources, dataset.collator)
     if has_hard and not dataset.collator.num_hard:
@@ -171,19 +169,22 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
             " train.hard_negatives=1"
         )
     num_contexts = plan.global_batch_size * (1 + of_question)
+    negatives = f"{num_contexts - 1:,} in-batch negatives per question, no hard negatives"
+    if of_question:  # rows may have fewer
+        negatives = (
+            f"up to {num_contexts - 1:,} negatives per question, up to {of_question} of them from its own row"
+        )
+    accumulation = f", {plan.accumulation} batches per step" if plan.accumulation > 1 else ""
     logger.info(
-        "batch: %d questions x %d passages on %d rank%s (%d negatives per question, %s of its own); %d steps per"
-        " epoch, %d in total, %d batch%s per step",
-        plan.global_batch_size,
-        num_contexts,
+        "batch: %s questions x %s passages on %d rank%s (%s); %s steps per epoch, %s steps in total%s",
+        f"{plan.global_batch_size:,}",
+        f"{num_contexts:,}",
         num_ranks,
         "" if num_ranks == 1 else "s",
-        num_contexts - 1,
-        of_question or "none",
-        plan.steps_per_epoch,
-        plan.total_steps,
-        plan.accumulation,
-        "" if plan.accumulation == 1 else "es",
+        negatives,
+        f"{plan.steps_per_epoch:,}",
+        f"{plan.total_steps:,}",
+        accumulation,
     )
     if (warmup := settings.train.warmup(plan.total_steps)) >= plan.total_steps:
         logger.warning(
@@ -194,7 +195,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
         )
     if num_contexts < FEWEST_CANDIDATES:
         logger.warning(
-            "a question has only %d negatives, which teach little; raise train.batch_size (now %d questions"
+            "a question has only %d negative(s), which teach little; raise train.batch_size (now %d questions"
             " in a global batch) or train.hard_negatives. With little memory, train.grad_cache_tokens allows global batches of"
             " any size",
             num_contexts - 1,

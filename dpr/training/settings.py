@@ -249,8 +249,8 @@ class TrainNode(DevSetSettings, Periods, ComputeSettings, OptimizerSettings, Bat
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
         if self.keep == "better" and self.eval_at_start is False:
             raise ConfigError(
-                f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive, it compares with"
-                " the start; leave one of them out"
+                f"{prefix}keep=better and {prefix}eval_at_start=false are mutually exclusive: keep=better compares with"
+                " the base model; leave one of them out"
             )
 
 

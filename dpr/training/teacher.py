@@ -17,7 +17,7 @@ from dpr.core.records import Passage, json_sha256
 from dpr.data.collator import passage_identity
 from dpr.data.settings import TextSettings
 from dpr.formats.vector_shards import open_shards
-from dpr.losses.stored_vectors import StoredVectors
+from dpr.losses.filtered_nll import StoredVectors
 from dpr.models.towers import Towers
 from dpr.storage.durable import read_manifest
 

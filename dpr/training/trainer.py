@@ -26,7 +26,7 @@ from dpr.core.stopping import describe
 from dpr.data.loader import batch_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import OpenedSets
-from dpr.evaluation.metric_names import finest, is_baseline
+from dpr.evaluation.ranking_metrics import finest, is_baseline
 from dpr.formats.run_folders import checkpoint_name, seal_run
 from dpr.losses.protocol import Loss, LossResult
 from dpr.models.encoder import checkpoint_activations
@@ -212,7 +212,7 @@ class Trainer(Run):
             best = progress.best_checkpoint
             if best and not from_main((self.output_dir / best).is_dir()):
                 logger.warning(
-                    "%s: the best checkpoint %s is missing; it is chosen anew", self.output_dir, best
+                    "%s: the best checkpoint %s is missing; it is chosen again", self.output_dir, best
                 )
                 progress.forget_best()
             self.progress = progress

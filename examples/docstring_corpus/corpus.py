@@ -30,7 +30,7 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import IndexTexts
-from dpr.preparation.held_out import TRAIN, split_by_group
+from dpr.preparation.document_questions import TRAIN, split_by_group
 from dpr.storage.durable import describe_file, durable_folder, read_manifest
 from dpr.storage.outputs import output
 from examples.docstring_corpus.docstrings import Docstring, SourceFile, find_sources, read_docstrings

@@ -64,14 +64,13 @@ def main() -> None:
     shutil.rmtree(Q, ignore_errors=True)
 
     say(
-        "1. Data: docstrings of the packages installed here. The first sentence is the question, the rest the"
+        "1. Data: docstrings of the installed packages. The first sentence is the question, the rest is the"
         " passage that answers it."
     )
     run("python", "-m", "examples.docstring_corpus", "--out", DATA, "--hard-negatives", "0")
 
     say(
-        "2. A new encoder: a vocabulary learned from these texts, each token with a random vector. It has no"
-        " layers."
+        "2. A new static encoder: it learns a vocabulary from these texts and gives each token a random vector."
     )
     run(
         "dpr",
@@ -85,23 +84,24 @@ def main() -> None:
     )
 
     say(
-        "3. Train it, on the questions and on pairs cut from the passages. A text's vector is the weighted mean of"
-        " its tokens' vectors; words of the title, the name, count three times."
+        "3. Train it on the questions and on pseudo-questions cut from the passages. The vector of a text is the"
+        " weighted mean of its tokens' vectors; the title counts three times."
     )
     pairs = f"train_datasets=[{DATA}/train.json,{{file: {DATA}/corpus.tsv, pairs: mixed}}]"
     schedule = ["train.batch_size=2048", "train.learning_rate=0.005", "train.num_train_epochs=5"]
     run("dpr", "train", *STATIC, pairs, *schedule, "train.log_batch_step=5", f"out={Q}/model")
 
-    say("   For comparison, the random vectors it started from: one step with learning rate 0.")
+    say("   The baseline: the same encoder with its random vectors (one step with learning rate 0).")
     nothing = ["train.learning_rate=0", "train.max_steps=1", "train.warmup_steps=0"]
     run("dpr", "train", *STATIC, f"train_datasets={DATA}/train.json", *nothing, f"out={Q}/untrained")
 
-    say("4. Embed the corpus with both.")
+    say("4. Embed the corpus with both encoders.")
     run("dpr", "embed", f"model={Q}/model", CORPUS, f"out={Q}/vectors")
     run("dpr", "embed", f"model={Q}/untrained", CORPUS, f"out={Q}/untrained/vectors")
 
     say(
-        "5. Retrieve. The test questions are about modules of which training has seen passages, but no question."
+        "5. Retrieve. Training has seen passages of the modules that the test questions ask about, but none of"
+        " their questions."
     )
     metrics = {name: f"{Q}/metrics/{name}.json" for name in ("bm25", "untrained", "trained", "hybrid", "dev")}
     dense = [f"model={Q}/model", f"vectors={Q}/vectors_0"]
@@ -124,10 +124,7 @@ def main() -> None:
     )
     run("dpr", "retrieve", *questions("test"), *dense, f"metrics_file={metrics['trained']}")
 
-    say(
-        "   Both together: the share of the dense side is chosen on the dev questions, then used for the test"
-        " questions."
-    )
+    say("   The hybrid of both: its weight is chosen on the dev questions, then used for the test questions.")
     run(
         "dpr",
         "retrieve",
@@ -166,15 +163,15 @@ def main() -> None:
     minutes, seconds = divmod(int(time.monotonic() - start), 60)
     print(
         f"""
-top-k: share of questions with their passage among the first k. The encoder has seen nothing but these texts, and no question about the
-modules that the test questions are about. BM25 looks for equal words, the encoder has learned which words go together; the hybrid has
-both. It took {minutes} min {seconds} s.
+top-k is the share of questions whose passage is among the first k. The encoder was trained from scratch on these texts, without any
+question about the modules in the test set. BM25 matches equal words; the encoder has learned which words occur together; the hybrid
+combines both. Finished in {minutes} min {seconds} s.
 
-Look at it:       {Q}/report.html in a browser: curves and tables
-Search by hand:   {program} search {Q} "read a csv file"
-                  {program} search {Q} --mode dense "read a csv file"      (or bm25, or hybrid)
+Report:           {Q}/report.html
+Search:           {program} search {Q} "read a csv file"
+                  {program} search {Q} --mode dense "read a csv file"   (or bm25, hybrid)
 Your own folder:  {program} quickstart path/to/folder
-Your own pairs:   the files in {DATA} show the formats; docs/file_formats.md describes them."""
+Your own pairs:   docs/training_data.md; the files in {DATA} are examples of the formats"""
     )
 
 

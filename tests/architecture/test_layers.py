@@ -121,7 +121,7 @@ def early_faults(source: Source) -> list[str]:
         return []
     light = (
         "dpr.cli.",
-        *(f"dpr.core.{name}" for name in "cores logs machine overrides settings version".split()),
+        *(f"dpr.core.{name}" for name in "cores logs machine settings version".split()),
     )
     return [
         source.where(node)

@@ -497,7 +497,9 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     # Models.
     "models/bert-base-uncased": make_bert,
     **dict.fromkeys(["Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B"], make_decoder),
-    **dict.fromkeys(["models/minilm", "models/e5", "e5-st", "strong"], make_sentence_transformer),
+    **dict.fromkeys(
+        ["all-MiniLM-L6-v2", "models/minilm", "models/e5", "e5-st", "strong"], make_sentence_transformer
+    ),
     **dict.fromkeys(["ms-marco-cross-encoder", "models/cross-encoder"], make_cross_encoder),
     "models/teacher": make_teacher,
     "models/doc2query-t5": make_question_writer,

@@ -12,7 +12,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.formats.corpora import read_passages
 from dpr.formats.documents.document import name_as_words
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.preparation.held_out import TRAIN, split_by_group
+from dpr.preparation.document_questions import TRAIN, split_by_group
 from dpr.storage.durable import verify_folder
 from examples.docstring_corpus.__main__ import main
 from examples.docstring_corpus.corpus import drop_repeats, prepare_docstrings

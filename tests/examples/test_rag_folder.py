@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpr import Retriever
-from dpr.adaptation.searchable import write_search
+from dpr.adaptation.choices import write_search
 from dpr.cli.main import main
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings

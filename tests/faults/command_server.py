@@ -44,7 +44,7 @@ def _import_everything() -> None:
     for name in ("conversion", "new_encoder"):
         importlib.import_module(f"dpr.preparation.{name}")
     from dpr.cli.main import COMMANDS
-    from dpr.training.device_speed import matrix_speed
+    from dpr.training.throughput import matrix_speed
 
     for command in COMMANDS.values():
         command.settings_class()

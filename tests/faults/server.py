@@ -50,7 +50,7 @@ def _import_everything() -> None:
     import torch
 
     import dpr.jobs.train  # noqa: F401
-    from dpr.training.device_speed import matrix_speed
+    from dpr.training.throughput import matrix_speed
 
     torch.set_num_threads(1)
     matrix_speed(torch.device("cpu"), torch.float32)  # found out once in a process

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from dpr.formats.model_folder import look
-from dpr.models.folders.foreign_towers import ForeignTower
+from dpr.models.folders.model_parts import ForeignTower
 from dpr.models.folders.peft_adapter import adapter_tower
 from dpr.models.folders.sentence_transformers import projected, static_tower
 from dpr.models.folders.sentence_transformers_modules import described_settings, read_modules, stated_length

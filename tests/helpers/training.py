@@ -18,7 +18,7 @@ from dpr.formats import checkpoints, run_folders
 from dpr.models.biencoder import BiEncoder
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.callbacks.metrics_file import ReportPage
 from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Run
 from dpr.training.step import Step

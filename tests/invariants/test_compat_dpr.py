@@ -16,9 +16,9 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.core.settings import drop_unused
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets, run
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from dpr.training.settings import TrainNode
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model

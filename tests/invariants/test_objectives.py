@@ -20,9 +20,9 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import GlobalBatchDataset
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
+from dpr.losses.filtered_nll import StoredVectors
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.stored_vectors import StoredVectors
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep

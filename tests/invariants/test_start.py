@@ -151,7 +151,8 @@ def test_a_start_that_costs_too_much_is_named_in_the_log(
     job.train()
     assert job.progress.start_metrics == {}
     assert (
-        "the start is not measured: " in caplog.text and "train.eval_at_start=true measures it" in caplog.text
+        "the base model is not measured" in caplog.text
+        and "train.eval_at_start=true measures it" in caplog.text
     )
 
 

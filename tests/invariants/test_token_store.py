@@ -14,11 +14,10 @@ from dpr.data.tokens import StoredTokens
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
-from dpr.training.data_sets import with_token_stores
+from dpr.training.data_sets import resolve_training_files, with_token_stores
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.tiny import encoder_folder, make_samples
 from tests.helpers.training import assert_same_bits, trainer_of

@@ -69,7 +69,7 @@ def test_a_ruined_model_is_found_worse_and_opening_it_says_so(
     assert (found["verdict"], first["metric"], first["against"], first["num_questions"]) == (
         "worse",
         "eval/nll_loss",
-        "the start",
+        "the base model",
         40,
     )
     values = []
@@ -85,12 +85,12 @@ def test_a_ruined_model_is_found_worse_and_opening_it_says_so(
     )
     assert first["low"] > 0, "a loss is worse where it is higher"
     assert {(one["metric"], one["against"]) for one in found["comparisons"][1:]} == {
-        ("eval/own/ndcg@10", "the start"),
+        ("eval/own/ndcg@10", "the base model"),
         ("eval/own/ndcg@10", "BM25"),
     }
     caplog.clear()
     assert are_those_of(BiEncoder.load(tmp_path), tmp_path / found["best_checkpoint"])
-    assert "worse than the start (nll_loss" in caplog.text and "train.keep=better" in caplog.text
+    assert "worse than the base model (nll_loss" in caplog.text and "train.keep=better" in caplog.text
 
 
 def test_keep_better_opens_the_start_also_after_a_kill(folder: Path, tmp_path: Path) -> None:
@@ -139,14 +139,18 @@ class Scripted(Validation):
 @pytest.mark.parametrize(
     ("start", "end", "line"),
     [
-        ([0.0, 0.0], [1.0, 1.0], "too few questions to tell whether it is better than the start"),
-        ([2.5591] * 40, [2.5592, 2.5593] * 20, "no difference to the start (mine 2.559 -> 2.559, +0.000"),
+        ([0.0, 0.0], [1.0, 1.0], "too few questions to tell whether it is better than the base model"),
+        (
+            [2.5591] * 40,
+            [2.5592, 2.5593] * 20,
+            "no significant difference to the base model (mine 2.559 -> 2.559, +0.000",
+        ),
         (
             [0.1] * 40,
             [0.2, 0.3] * 20,
-            "better than the start (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40 questions)",
+            "better than the base model (mine 0.100 -> 0.250, +0.150, 95 % interval +0.134 to +0.166, 40 questions)",
         ),
-        ([math.nan] * 40, [0.2, 0.3] * 20, "not tested against the start (mine nan -> 0.250, +nan)"),
+        ([math.nan] * 40, [0.2, 0.3] * 20, "not tested against the base model (mine nan -> 0.250, +nan)"),
     ],
 )
 def test_a_verdict_says_no_more_than_its_figures(
@@ -262,5 +266,5 @@ def test_a_verdict_by_the_loss_alone_says_what_it_cannot_tell(
     model, sets = tiny_model(tmp_path / "encoder", dtype=torch.float32), [ListSource(make_samples(16))]
     dev = [ListSource(SAMPLES, "dev")]
     make_trainer(model, sets, dev, tmp_path / "run", max_steps=2, eval_at_start=True).train()
-    assert "the start (nll_loss" in caplog.text
-    assert "only a validation of kind retrieval measures" in caplog.text
+    assert "the base model (nll_loss" in caplog.text
+    assert "a validation of kind retrieval measures" in caplog.text

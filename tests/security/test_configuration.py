@@ -8,9 +8,9 @@ import pytest
 
 from dpr.cli.launch import launch
 from dpr.core.errors import ConfigError
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.retrieval.sources import resolve_passage_source, resolve_question_set
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from tests.cli.dry_job import Seen
 
 NAMES = ["os.system", "builtins.eval", "dpr.cli.main.main", "os:system", "open", ""]

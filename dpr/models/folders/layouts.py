@@ -14,14 +14,18 @@ from typing import NamedTuple
 from dpr.core.errors import CheckpointError, InputError
 from dpr.formats import checkpoints, run_folders
 from dpr.formats.model_folder import CONFIG, ModelFolder, look
-from dpr.models.folders.foreign_towers import read_backbone
-from dpr.models.folders.hugging_face_dpr import is_hf_dpr, is_hf_dpr_pair, read_hf_dpr, refuse_one_of_pair
-from dpr.models.folders.original_dpr import read_original_dpr
+from dpr.models.folders.dpr import (
+    is_hf_dpr,
+    is_hf_dpr_pair,
+    read_hf_dpr,
+    read_original_dpr,
+    refuse_one_of_pair,
+)
+from dpr.models.folders.model_parts import Given, ModelParts, read_backbone
 from dpr.models.folders.own_checkpoint import read_own_checkpoint
 from dpr.models.folders.peft_adapter import is_adapter, read_peft
 from dpr.models.folders.sentence_transformers import read_sentence_transformers
 from dpr.models.folders.sentence_transformers_modules import MODULES
-from dpr.models.model_parts import Given, ModelParts
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with"

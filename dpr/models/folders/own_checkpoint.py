@@ -14,7 +14,7 @@ from dpr.formats.model_folder import CONFIG, ModelFolder, look
 from dpr.formats.record_fields import is_finite_number
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import read_config, refuse_impossible_sizes
-from dpr.models.model_parts import Given, ModelParts
+from dpr.models.folders.model_parts import Given, ModelParts
 from dpr.models.pooling import is_user_defined
 from dpr.models.settings import EncoderSettings
 from dpr.storage.untrusted import describe

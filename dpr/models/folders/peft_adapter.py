@@ -13,8 +13,7 @@ from dpr.formats.model_folder import ModelFolder, folder_or_name
 from dpr.formats.record_fields import is_finite_number
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
-from dpr.models.folders.foreign_towers import ForeignTower, backbone_metadata, bi_encoder_of
-from dpr.models.model_parts import Given, ModelParts
+from dpr.models.folders.model_parts import ForeignTower, Given, ModelParts, backbone_metadata, bi_encoder_of
 from dpr.models.sources import base_model
 from dpr.storage.untrusted import describe
 

@@ -17,9 +17,11 @@ from dpr.data.text import SPACED_TITLE
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats import checkpoints
 from dpr.formats.model_folder import CONFIG, ModelFolder
-from dpr.models.folders.foreign_towers import (
+from dpr.models.folders.model_parts import (
     LONGEST,
     ForeignTower,
+    Given,
+    ModelParts,
     backbone_tower,
     bi_encoder_of,
     marks_segments,
@@ -33,7 +35,6 @@ from dpr.models.folders.sentence_transformers_modules import (
     read_modules,
     stated_length,
 )
-from dpr.models.model_parts import Given, ModelParts
 from dpr.storage.untrusted import describe
 
 # Values with which a Dense is a linear layer of the pooled vector and nothing else.

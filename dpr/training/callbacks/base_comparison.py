@@ -10,7 +10,7 @@ from typing import Any
 
 from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
-from dpr.evaluation.metric_names import is_baseline
+from dpr.evaluation.ranking_metrics import is_baseline
 from dpr.formats.run_folders import RUN_FILE, VERDICT_FILE, checkpoint_name, write_run
 from dpr.storage.durable import write_json
 from dpr.storage.untrusted import read_json
@@ -31,6 +31,7 @@ MOST_SHARE = 0.2
 _PASSES = 3  # passes over a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _BASE = "start"  # its name in checkpoints
+BASE_MODEL = "the base model"
 _LOSS = "nll_loss"
 _CORRECT = "in_batch_acc"
 Values = Mapping[str, Sequence[float]]
@@ -58,7 +59,7 @@ class Comparison:
 
     def __str__(self) -> str:
         words = {
-            "no difference": "no difference to",
+            "no difference": "no significant difference to",
             "not tested": "not tested against",
             "too few questions": "too few questions to tell whether it is better than",
         }
@@ -143,7 +144,7 @@ class BaseComparison(Callback):
                 progress.best_value = before
                 progress.best_checkpoint = base
             else:
-                logger.warning("the start was not saved, so the best checkpoint stays %s", best)
+                logger.warning("the base model was not saved, so the best checkpoint stays %s", best)
 
         def write() -> None:
             """Writes all comparisons of the best checkpoint, first the one by which it was chosen, or that
@@ -152,8 +153,8 @@ class BaseComparison(Callback):
             if best is None:
                 verdict = "guards broken"
                 shown = ", ".join(f"{guarded} {limit:.3f}" for guarded, limit in limits.items())
-                lines = [f"no checkpoint keeps the guards ({shown})"]
-                opened = "the start" if opens else "the last checkpoint"
+                lines = [f"no checkpoint meets the guards ({shown})"]
+                opened = "the base model" if opens else "the last checkpoint"
             else:
                 for other in of_best:
                     if other in of_base and other not in (name, _correct_beside(name)):
@@ -163,19 +164,21 @@ class BaseComparison(Callback):
                         compared.append(_compare(run, other, of_base, of_best, against="BM25"))
                 verdict = compared[0].verdict
                 lines = [str(each) for each in compared]
-                opened = "the start" if opens != best else "it all the same (train.keep=best)"
+                opened = (
+                    "the base model" if opens != best else "the trained model all the same (train.keep=best)"
+                )
             for line in lines:
-                logger.info("verdict: %s", line)
+                logger.info("result: %s", line)
             if is_misled:
                 logger.info(
-                    "fewer questions have their own passage first, whatever the loss says;"
-                    " is loss.temperature=%g too high for these scores?",
+                    "fewer questions rank their positive first, although the loss fell; loss.temperature=%g may"
+                    " be too high for these scores",
                     float(run.model.temperature),
                 )
             elif name == "eval/nll_loss" and len(compared) == 1:  # no other validation was compared
                 logger.info(
-                    "the loss compares the passages of a batch; what a search of your corpus gains or loses,"
-                    " only a validation of kind retrieval measures (train.validation)"
+                    "the loss compares passages within a batch; a validation of kind retrieval measures search"
+                    " in your corpus (train.validation)"
                 )
             if opens != best or verdict in ("worse", "guards broken"):
                 logger.info("model_file=%s opens %s", run.output_dir, opened)
@@ -222,8 +225,8 @@ def is_base_measured(run: Run) -> bool:
     is_cheap = num_texts <= MOST_SHARE * _PASSES * run.num_texts()
     if not is_cheap:
         logger.info(
-            "the start is not measured: %d texts would be encoded, more than %.0f %% of what training does;"
-            " train.eval_at_start=true measures it",
+            "the base model is not measured before the first step: %d texts would be encoded, more than %.0f %%"
+            " of the work of training; train.eval_at_start=true measures it",
             num_texts,
             100 * MOST_SHARE,
         )
@@ -245,7 +248,7 @@ def _compare(
     of_base: Values,
     of_best: Values,
     *,
-    against: str = "the start",
+    against: str = BASE_MODEL,
     after: float = math.nan,
 ) -> Comparison:
     """Returns the comparison of a metric of the best checkpoint with that of the base model or of BM25.

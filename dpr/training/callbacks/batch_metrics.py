@@ -105,8 +105,8 @@ class GlobalBatchMetrics(Callback):
         if rank < min(COLLAPSED, self._highest_rank / 4) and not self._has_warned and run.ranks.is_main:
             self._has_warned = True
             logger.warning(
-                "step %d: the vectors have collapsed: the effective rank of the passages is %.1f, before"
-                " %.1f; start anew with a lower rate, as train.learning_rate=%g",
+                "step %d: the vectors have collapsed: the effective rank of the passages is %.1f and was"
+                " %.1f; restart with a lower learning rate, for example train.learning_rate=%g",
                 self._step,
                 rank,
                 self._highest_rank,

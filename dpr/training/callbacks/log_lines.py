@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from dpr.core.compute_settings import dtype_of
 from dpr.core.logs import duration, get_logger, shows_bars
-from dpr.training.device_speed import matrix_speed, peak_memory_gb
 from dpr.training.run import Callback, Run
 from dpr.training.settings import is_logged
+from dpr.training.throughput import matrix_speed, peak_memory_gb
 from dpr.training.validations.protocol import Metrics, each_once
 
 logger = get_logger(__name__)
@@ -68,9 +68,9 @@ class ProgressLine(Callback):
         )
         text = (
             f"loss {metrics['train/loss']:.4f}  {accuracy}lr {metrics['optim/lr']:.2e}  "
-            f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
-            f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
-            f"MFU {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB{added}"
+            f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:,.0f} questions/s  "
+            f"{metrics['perf/tokens_per_s']:,.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
+            f"MFU {metrics['perf/mfu']:.1%}  memory {metrics['perf/mem_gb']:.1f} GiB{added}"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(text)

@@ -66,7 +66,7 @@ class Tracker(Callback):
             except Exception as error:
                 self._is_open = False
                 logger.warning(
-                    "%s takes no more metrics, from step %d on: %s",
+                    "%s takes no more metrics since step %d: %s",
                     type(self).__name__,
                     run.progress.step,
                     error,

@@ -32,8 +32,7 @@ from dpr.embedding.encode import CHUNK_ROWS, CorpusTokens, TokenChunk, default_b
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import warn_of_empty_answers
 from dpr.evaluation.evaluator import Evaluator
-from dpr.evaluation.metric_names import finest
-from dpr.evaluation.ranking_metrics import Qrels, validated_names, with_relevant
+from dpr.evaluation.ranking_metrics import Qrels, finest, validated_names, with_relevant
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.indexer.bm25 import Bm25Index
@@ -277,7 +276,7 @@ class RetrievalValidation(Validation):
         it measures the model alone."""
         if self.corpus_of(model).num_passages > _MOST_INDEXED:
             logger.info(
-                "%s: more than %d passages, so BM25 is not measured beside the start",
+                "%s: more than %d passages, so BM25 is not measured beside the base model",
                 self.name,
                 _MOST_INDEXED,
             )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dpr.adaptation import stages as module
-from dpr.adaptation.searchable import write_search
+from dpr.adaptation.choices import write_search
 from dpr.adaptation.stages import RECORD, stages_in
 from dpr.core.errors import ConfigError, InputError, OutputError, StageError, StopRequested
 from dpr.core.settings import Settings

@@ -9,8 +9,7 @@ import pytest
 
 from dpr.cli.keys import check_keys
 from dpr.cli.launch import launch
-from dpr.core.overrides import overrides
-from dpr.core.settings import settings
+from dpr.core.settings import overrides, settings
 from dpr.embedding.settings import EmbedConfig
 from dpr.jobs.prepare import PrepareSettings
 from dpr.retrieval.settings import RetrievalConfig

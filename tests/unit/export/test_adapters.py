@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dpr.core.errors import InputError
-from dpr.export.merging import merged
-from dpr.export.peft_adapters import write_adapters
+from dpr.export.folders import write_adapters
+from dpr.export.towers import merged
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from tests.helpers.jobs import export as main

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from dpr.core.errors import InputError, OutputError
-from dpr.export.dpr_checkpoint import export_dpr_file
+from dpr.export.original import export_dpr_file
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder

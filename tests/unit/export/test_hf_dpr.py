@@ -13,9 +13,8 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.export.folders import check, edge_cases, export_folder
-from dpr.export.formats import format_of
-from dpr.export.merging import merged
+from dpr.export.folders import check, edge_cases, export_folder, format_of
+from dpr.export.towers import merged
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, shared
 from tests.helpers.jobs import export as main

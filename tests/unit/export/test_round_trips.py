@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from dpr.core.records import Passage
-from dpr.export.formats import format_of
-from dpr.export.peft_adapters import write_adapters
+from dpr.export.folders import format_of, write_adapters
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings

@@ -17,10 +17,9 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
-from dpr.export.folders import edge_cases, export_folder
-from dpr.export.formats import format_of
-from dpr.export.merging import merged
+from dpr.export.folders import edge_cases, export_folder, format_of
 from dpr.export.sentence_transformers import to_sentence_transformer
+from dpr.export.towers import merged
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.models.biencoder import BiEncoder

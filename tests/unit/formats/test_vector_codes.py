@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as stn
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.vector_codes import DTYPES, decode, encode
-from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from dpr.formats.vector_shards import DTYPES, VectorShard, VectorShardWriter, decode, encode, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.storage.durable import verify_folder
 

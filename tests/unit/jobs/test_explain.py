@@ -11,9 +11,9 @@ from dpr.core.errors import ConfigError
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.explain import explain
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainCommand
+from dpr.training.data_sets import resolve_training_files
 from tests.helpers.tiny import encoder_folder, make_samples
 from tests.helpers.training import trainer_of
 

@@ -7,8 +7,8 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
-from dpr.retrieval.indexes import index_choice, open_text_index
 from dpr.retrieval.settings import IndexerConfig
+from dpr.retrieval.sides import index_choice, open_text_index
 
 
 def write_corpus(path: Path, middle: str) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, Question
-from dpr.export.merging import merged
+from dpr.export.towers import merged
 from dpr.formats import checkpoints
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions

@@ -10,7 +10,7 @@ import yaml
 
 from dpr.cli.keys import conf_folder
 from dpr.core.errors import ConfigError
-from dpr.jobs.training_sources import resolve_training_files
+from dpr.training.data_sets import resolve_training_files
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from dpr import BiEncoder, EncoderSettings
 from dpr.jobs.train import build_model, run
 from dpr.training.command_settings import TrainCommand
-from dpr.training.temperature import settle_temperature
+from dpr.training.make_loss import settle_temperature
 from tests.helpers.tiny import training_folder
 
 WARNED = "was trained with"

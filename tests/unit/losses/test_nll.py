@@ -16,8 +16,7 @@ from dpr.data.collator import passage_identity
 from dpr.losses.candidates import MASKED_SCORE, find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
-from dpr.losses.own_slots import own_scores
-from dpr.losses.protocol import GlobalBatch, LossResult
+from dpr.losses.protocol import GlobalBatch, LossResult, own_scores
 from dpr.losses.settings import ObjectiveSettings
 from tests.helpers.global_batches import make_global_batch
 

@@ -24,9 +24,8 @@ from dpr.formats.stored_training_set import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import IndexTexts
-from dpr.jobs.mine import dense_search
 from dpr.mining import search as searches
-from dpr.mining.search import DenseSearch, LexicalSearch, Search
+from dpr.mining.search import DenseSearch, LexicalSearch, Search, dense_search
 from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
 from tests.unit.mining.conftest import mine, records, repeating_corpus, repeating_samples

@@ -13,8 +13,7 @@ import torch
 from dpr import Retriever
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
-from dpr.export.folders import check, export_folder
-from dpr.export.formats import format_of
+from dpr.export.folders import check, export_folder, format_of
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings

@@ -12,13 +12,13 @@ import torch
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
+from dpr.embedding.encode import fit_to_vectors
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.dense import fit_to_vectors
 from tests.helpers.tiny import sentence, tiny_model
 
 TEXTS = ["ba be bi", "ko ku", "sa"]

@@ -12,8 +12,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.near_duplicates import jaccard
-from dpr.data.swapped_columns import look_swapped
-from dpr.data.words import words_of
+from dpr.data.words import look_swapped, words_of
 from dpr.formats.text_store import open_store
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_files.rows import ReadOptions

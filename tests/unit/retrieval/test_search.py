@@ -14,13 +14,13 @@ import pytest
 from dpr.cli.main import main as dpr
 from dpr.core.errors import DprError, InputError
 from dpr.core.records import Origin, Passage
+from dpr.data.text import QuestionForm
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.jobs.search import format_hit
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import Hit, Place
 from dpr.retrieval.passages import PassageLookup
-from dpr.retrieval.question_form import QuestionForm
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.stored_search import search_settings

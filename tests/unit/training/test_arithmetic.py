@@ -13,9 +13,9 @@ from torch import Tensor
 from dpr.core.errors import ConfigError
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer, trainer_of
 

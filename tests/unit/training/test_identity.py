@@ -18,11 +18,11 @@ from dpr.core.errors import CheckpointError
 from dpr.export.folders import export_folder
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
-from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.callbacks.metrics_file import ReportPage
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
 from tests.helpers.training import trainer_of

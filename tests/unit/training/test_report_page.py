@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dpr.storage.durable import append_jsonl
-from dpr.training.callbacks import report_page
-from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.callbacks import metrics_file
+from dpr.training.callbacks.metrics_file import ReportPage
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -28,7 +28,7 @@ def test_the_page_follows_checkpoints_once_a_minute_and_the_end(
     page.on_save(trainer(), tmp_path / "dpr.step1")
     page.on_train_end(trainer(is_main=False))
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(report_page, "REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(metrics_file, "REPORT_EVERY_S", 0.0)
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 1, "train/loss": 2.0})
     page.on_save(trainer(), tmp_path / "dpr.step1")
     assert "1 steps" in (tmp_path / "report.html").read_text()

@@ -16,11 +16,11 @@ from dpr.core.records import TrainingSample
 from dpr.core.settings import IDENTITY, ROLES, UPDATES, WARNED, Setting, flat_values, settings
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs.train import build_model, open_sets
-from dpr.jobs.training_sources import resolve_training_files
 from dpr.models.settings import TowerSettings
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from dpr.training.run import RunProgress
 from dpr.training.settings import LossSettings, TrainNode
 from tests.helpers.needs import put

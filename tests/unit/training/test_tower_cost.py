@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.training.tower_cost import TowerCost
+from dpr.training.throughput import TowerCost
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 

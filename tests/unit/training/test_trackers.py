@@ -114,7 +114,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tb is not installed")
     from dpr.jobs.train import make_trackers
-    from dpr.training.callbacks.defaults import default_callbacks
+    from dpr.training.bi_encoder_trainer import default_callbacks
     from dpr.training.command_settings import TrainCommand
 
     config = TrainCommand(output_dir=str(tmp_path))

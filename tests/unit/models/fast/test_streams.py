@@ -12,7 +12,7 @@ import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.models.biencoder import BiEncoder
-from dpr.models.fast.streams import in_streams
+from dpr.models.towers import in_streams
 from tests.helpers.tiny import tiny_model
 
 PARTS = [np.array([number]) for number in range(20)]

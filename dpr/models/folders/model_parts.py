@@ -1,4 +1,5 @@
-"""Towers of other libraries' folders, and how one, or two that belong together, become the parts of a bi-encoder."""
+"""Parts of a bi-encoder, as the readers of files and folders return them: towers of other libraries' folders, and how
+one, or two that belong together, become these parts."""
 
 from __future__ import annotations
 
@@ -14,18 +15,17 @@ from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger, warn_once
+from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
+from dpr.data.text import SPACED_TITLE, TYPOGRAPHIC_APOSTROPHE
 from dpr.data.tokenizer_files import append_end_token, load_tokenizer, steps_of
 from dpr.formats.model_folder import ModelFolder
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
-from dpr.models.model_parts import Given, ModelParts, with_text_settings
 from dpr.models.properties import distinct_weights, longest_sequence
 from dpr.models.settings import EncoderSettings
 
 logger = get_logger(__name__)
-
 LONGEST = 1 << 17
 """Longest text in tokens where nothing limits it: the library reads such texts to the end."""
 # Keys of a config that two towers may state differently, since they change no vector.
@@ -33,6 +33,44 @@ _NO_MATTER = re.compile(
     r"_?name_or_path|architectures|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|.*drop.*|.*_token_id|problem_type"
     r"|(id2label|label2id)|projection_dim"
 )
+
+
+class Given(NamedTuple):
+    """What a person gives beside a folder: settings that it may not state, the ``base`` model of its adapters in
+    place of the one that it names, and dropout."""
+
+    settings: EncoderSettings = EncoderSettings()
+    base: str | None = None
+    dropout: float | None = None
+    attention_dropout: float | None = None
+
+
+class ModelParts(NamedTuple):
+    """Parts of a bi-encoder; ``weights`` by the toolkit's names, ``config`` of the backbone.
+
+    ``temperature`` is the stored fixed or initial one. ``stated`` names the text settings that are stored.
+    """
+
+    settings: EncoderSettings
+    config: Any
+    tensorizer: Tensorizer
+    weights: dict[str, Tensor]
+    temperature: float | None = None
+    learned_temperature: float | None = None
+    base: BaseModel | None = None
+    """Model that the weights belong to, if they are adapters."""
+    backbone: Any = None
+    """That model, if it was loaded already."""
+    stated: frozenset[str] = frozenset()
+
+
+def with_text_settings(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
+    """Applies the text settings to a new model's tensorizer; returns them, with a title template if the
+    tokenizer does not separate pairs."""
+    if not settings.title_template and not tensorizer.separates_titles:
+        settings = replace(settings, title_template=SPACED_TITLE)
+    tensorizer.set_text_settings(settings.part(TextSettings))
+    return settings
 
 
 class ForeignTower(NamedTuple):

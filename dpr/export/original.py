@@ -1,24 +1,26 @@
-"""A model as a checkpoint file that the original DPR loads."""
+"""Models as checkpoint files that the original DPR loads, and the embedding files of the original as vector folders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import get_logger
+from dpr.core.logs import counted, get_logger
 from dpr.export.towers import refuse
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
+from dpr.formats.original.vectors import PickledVectors
+from dpr.formats.text_input import expand_files
+from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.models.folders.original_dpr import TOWERS
+from dpr.models.folders.dpr import TOWERS
 from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
-
-
 EXPECTED = "BERT towers read at their first token, as DPR's were"
+_CHUNK_ROWS = 8192
 
 
 def unlike_dpr(model: BiEncoder) -> dict[str, bool]:
@@ -121,3 +123,43 @@ def _file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, T
         named[f"{tower}.pooler.dense.weight"] = words.new_zeros(words.shape[1], words.shape[1])
         named[f"{tower}.pooler.dense.bias"] = words.new_zeros(words.shape[1])
     return named
+
+
+def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: str) -> None:
+    """Writes each embedding file that matches ``patterns`` as ``<out_file>_<n>``. Complete folders are left
+    as they are.
+
+    The caller vouches that ``model`` made the vectors; only their dimension is compared.
+
+    Raises:
+        InputError: nothing matches, a file is not an embedding file or has another dimension, a folder holds
+        something else.
+    """
+    for number, path in enumerate(dict.fromkeys(expand_files(patterns))):
+        vectors = PickledVectors(path)
+        if vectors.dimension != model.dimension:
+            raise InputError(
+                f"vectors of {vectors.dimension} dimensions",
+                file=path,
+                expected=f"the model's {model.dimension}",
+            )
+        folder = Path(f"{out_file}_{number}")
+        metadata: Metadata = {
+            "model_fingerprint": model.fingerprint,
+            "encoder_type": "ctx",
+            "similarity": "dot",
+            "corpus": path.name,
+            "made_from_sha256": vectors.digest,
+        }
+        writer = VectorShardWriter(folder, metadata=metadata, dimension=vectors.dimension)
+        if writer.is_complete():
+            logger.info("%s exists already, made of the same inputs: nothing to do", folder)
+        else:
+            ids = [str(key, "utf-8", "replace") for key in vectors.ids.tolist()]
+            starts = counted(range(0, len(ids), _CHUNK_ROWS), f"writing {folder.name}", unit="vectors")
+            for chunk, start in enumerate(starts):
+                writer.write_chunk(
+                    chunk, ids[start : start + _CHUNK_ROWS], vectors.vectors[start : start + _CHUNK_ROWS]
+                )
+            writer.finish()
+            logger.info("%s written", folder)
