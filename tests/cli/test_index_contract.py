@@ -95,17 +95,11 @@ VECTORS, WORDS = f"{__name__}:ToyVectors", f"{__name__}:ToyWords"
 
 
 def retrieve(world: World, out: Path, *more: str, vectors: bool = True) -> int:
-    model = (
-        [f"model_file={world.folder / 'model'}", f"encoded_ctx_files=[{world.folder / 'vectors_*'}]"]
-        if vectors
-        else []
-    )
-    texts = [
-        f"qa_dataset={world.folder / 'questions.jsonl'}",
-        f"ctx_datasets=[{world.folder / 'corpus.tsv'}]",
-    ]
-    how = ["match=none", "no_cuda=true", "n_docs=7"]
-    return main(["retrieve", *model, *texts, *how, f"trec_run_file={out}", *more])
+    line = ["retrieve", "match=none", "no_cuda=true", "n_docs=7", f"trec_run_file={out}"]
+    line += [f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datasets=[{world.path('corpus.tsv')}]"]
+    if vectors:
+        line += [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
+    return main([*line, *more])
 
 
 def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
