@@ -367,7 +367,7 @@ def table(dropout: float, curves: dict[str, Curve]) -> str:
         [
             *lines,
             "",
-            f"The loss of the slow truth falls from {first:.2f} to {last:.2f} (mean of the last 20 steps).",
+            f"The loss of the reference falls from {first:.2f} to {last:.2f} (mean of the last 20 steps).",
         ]
     )
 

@@ -375,7 +375,7 @@ def main() -> None:
                         cells.append(difference(after[system], before[system], keys))
                     print(f"    on {given.elsewhere.name}: {', '.join(cells)}", flush=True)
                 for line in took.with_suffix(".log").read_text(encoding="utf-8").splitlines():
-                    if " verdict: " in line:
+                    if " result: " in line:
                         print(line, flush=True)
 
 

@@ -106,7 +106,7 @@ def test_a_trained_model_gets_a_linear_layer_and_keeps_its_weights(
     line = ["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64", "out=runs/x"]
     assert main(line) == 0
     assert commands == ["adapt", "embed"]
-    assert "The encoder's weight in the hybrid is 0.5" in capsys.readouterr().out
+    assert "The hybrid weights the encoder by 0.5" in capsys.readouterr().out
 
     adapted = BiEncoder("runs/x")
     before = given.ctx_model.backbone.state_dict()
@@ -201,7 +201,9 @@ def test_what_cannot_work_is_said_before_any_work(
     cases["corpus.jsonl static=both"] = "static=both needs model_file"
     tiny_model(tmp_path / "backbone").ctx_model.backbone.save_pretrained(tmp_path / "backbone")
     cases["corpus.jsonl static=both model_file=backbone"] = "does not say how a text becomes a vector"
-    cases["corpus.jsonl model_file=backbone out=."] = "model_file=backbone lies in out=., which is made anew"
+    cases["corpus.jsonl model_file=backbone out=."] = (
+        "model_file=backbone lies in out=., which this command replaces"
+    )
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "run.json").write_text("{}")
     (tmp_path / "trained" / "model.step5").mkdir()

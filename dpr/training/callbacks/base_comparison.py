@@ -181,7 +181,7 @@ class BaseComparison(Callback):
                     " in your corpus (train.validation)"
                 )
             if opens != best or verdict in ("worse", "guards broken"):
-                logger.info("model_file=%s opens %s", run.output_dir, opened)
+                logger.info("model=%s opens %s", run.output_dir, opened)
             found = {
                 "best_checkpoint": best,
                 "opens": opens,
