@@ -120,10 +120,10 @@ def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_takes_the_best_of_a
     by_weight = {weight: mrr(*hybrid, f"hybrid_weight={weight}") for weight in (0, 0.25, 0.5, 1)}
     assert (by_weight[1], by_weight[0]) == pytest.approx(alone)
     assert mrr(*hybrid) > 0
-    assert "hybrid_weight=0.4" in capfd.readouterr().err
+    assert "hybrid_weight=0.4, the share of the dense scores: the default" in capfd.readouterr().err
     tuned = mrr(*hybrid, "tune_hybrid_weight=true", "hybrid_weight=0.5")
     error = capfd.readouterr().err
-    assert "the best mrr@10 on these questions" in error and "no effect here: hybrid_weight\n" in error
+    assert "best mrr@10 on these questions" in error and "no effect here: hybrid_weight\n" in error
     stored = json.loads((tmp_path / "m.json").read_text())
     tried = {float(weight): value for weight, value in stored["tried_weights"].items()}
     assert len(tried) == 21 and tried[stored["hybrid_weight"]] == max(tried.values()) == tuned
