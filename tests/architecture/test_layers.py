@@ -119,10 +119,7 @@ def early_faults(source: Source) -> list[str]:
     """Heavy packages imported before a configuration mistake could be reported."""
     if source.room != "cli" and not _holds_settings(source) and not _is_root(source):
         return []
-    light = (
-        "dpr.cli.",
-        *(f"dpr.core.{name}" for name in "cores logs machine settings version".split()),
-    )
+    light = ("dpr.cli.", *(f"dpr.core.{name}" for name in "cores logs machine settings version".split()))
     return [
         source.where(node)
         for name, node in imports(source, at_import_time_only=True)
@@ -158,11 +155,7 @@ def test_every_room_has_a_layer() -> None:
         (early_faults, "dpr/cli/x.py", "import torch"),
         (early_faults, "dpr/cli/x.py", "from dpr.jobs.train import run"),
         (early_faults, "dpr/jobs/doctor.py", "from dpr.storage.durable import verify_folder"),
-        (
-            early_faults,
-            "dpr/training/settings.py",
-            "class A:\n    import numpy.random\n    import torch",
-        ),
+        (early_faults, "dpr/training/settings.py", "class A:\n    import numpy.random\n    import torch"),
     ],
 )
 def test_the_rules_find_what_they_are_for(rule, name: str, text: str) -> None:  # type: ignore[no-untyped-def]

@@ -85,10 +85,7 @@ def test_the_first_sentence_is_the_question_and_the_rest_the_passage() -> None:
     )
     assert split_docstring(
         "Calls :func:`~os.path.join` with `the site <https://example.org>`_.\n\n" + REST
-    ) == (
-        "Calls os.path.join with the site.",
-        REST,
-    )
+    ) == ("Calls os.path.join with the site.", REST)
     _, body = split_docstring("Says the same word very often.\n\n" + '"quoted" ' * 1000) or ("", "")
     assert len(body.split()) == MAX_PASSAGE_WORDS and body == body.strip('"')
 

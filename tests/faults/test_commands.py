@@ -311,10 +311,7 @@ def test_verify_names_every_changed_file(
 
 
 @fault(
-    "B5",
-    "any command, twice at once",
-    "one ends well, the other too or with exit 3; equal bytes",
-    trials=5,
+    "B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes", trials=5
 )
 def test_two_at_once(trial: Trial, commands: Commands, job: str) -> None:
     results = commands.run_together(job, trial.output_dir, count=2)

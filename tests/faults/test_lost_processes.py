@@ -104,8 +104,7 @@ def test_a_worker_dies(trial: Trial, workshop: Workshop, undisturbed: dict[int, 
     batch = trial.random.randint(1, 12)
     start = time.monotonic()
     run = workshop.run(
-        trial.output_dir,
-        injections=[("worker_dies", {"on_rank": victim, "batch": batch, "how": how})],
+        trial.output_dir, injections=[("worker_dies", {"on_rank": victim, "batch": batch, "how": how})]
     )
     assert run.wait() == [LOST, LOST], run.text
     assert time.monotonic() - start < patient(10)  # the start takes some
