@@ -222,9 +222,7 @@ def test_what_cannot_work_is_said_before_any_work(
         ({0.2: 0.3, 0.4: 0.4, 0.5: 0.45, 0.55: 0.46, 0.6: 0.47, 1: 0.9}, 0.5),
     ],
 )
-def test_the_weight_stays_within_bounds_and_near_the_default(
-    values: dict[float, float], weight: float
-) -> None:
+def test_the_weight_stays_in_bounds_and_near_the_default(values: dict[float, float], weight: float) -> None:
     assert chosen_weight(values) == weight
 
 

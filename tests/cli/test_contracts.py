@@ -144,9 +144,7 @@ def test_evaluation_only_has_them_too(
     model = [f"model_file={folder}/alone", f"encoder.pooling={TOY}", "device=cpu"]
     model += [f"dev_datasets=[{folder}/dev.json]"]
     assert main([*model, f"train.validation='{HERE}:Spread'", "train.dev_batch_size=6"]) == 0
-    shown = dict(
-        line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("eval/")
-    )
+    shown = dict(row.split()[:2] for row in capsys.readouterr().out.splitlines() if row.startswith("eval/"))
     assert {"eval/spread", "eval/dev/nll_loss", "eval/dev/avg_rank"} <= shown.keys()
 
 

@@ -82,10 +82,7 @@ def test_user_defined_validation_and_loss_from_the_command_line() -> None:
 
 
 def test_own_data_set_from_the_command_line() -> None:
-    rows = [
-        "question,answer,wrong",
-        *(f"ba {word},be {word},bi {word}" for word in "bo bu ca ce ci co".split()),
-    ]
+    rows = ["question,answer,wrong", *(f"ba {two},be {two},bi {two}" for two in "bo bu ca ce ci co".split())]
     Path("faq.csv").write_text("\n".join(rows) + "\n")
     named = ["datasets.faq.file=faq.csv", "datasets.faq.reader=my_data:FaqTable", "train_datasets=[faq]"]
     assert main([*named, "output_dir=runs/faq", *SMALL[:-1], "train.batch_size=3"]) == 0

@@ -158,7 +158,7 @@ class TestWithoutEffect:
             "warning: no effect here: encoder.dropout, train.batch_size, train.learning_rate\n"
         )
 
-    def test_options_of_a_data_set_that_nothing_names_are_told(
+    def test_options_of_a_data_set_that_nothing_uses_are_told(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         given = ("train_datasets=mine,a.json", "datasets.mine.file=m.json")
@@ -300,9 +300,7 @@ class TestHelp:
         assert max(map(len, text.splitlines())) <= 140
 
     @pytest.mark.parametrize("name", COMMANDS)
-    def test_a_long_list_begins_with_few_settings(
-        self, name: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_long_list_begins_with_a_few(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
         kind = COMMANDS[name].settings_class()
         keys = [entry.key for entry in settings(kind)]
         assert len(keys) <= 26 or hasattr(kind, "FIRST")

@@ -19,9 +19,7 @@ def test_it_is_a_notebook_with_printed_text_alone() -> None:
         assert cell.get("execution_count") is None
         for output in cell.get("outputs", []):
             assert (output["output_type"], output["name"]) == ("stream", "stdout")
-    assert not [
-        line for source in CODE for line in source.splitlines() if line.lstrip().startswith(("!", "%"))
-    ]
+    assert not [line for cell in CODE for line in cell.splitlines() if line.lstrip().startswith(("!", "%"))]
 
 
 def test_its_cells_run_in_order(
@@ -43,7 +41,7 @@ def test_its_cells_run_in_order(
     assert "BM25: nothing" in printed[-2] and printed[-2].count("Television set") >= 2
     table = printed[-1].splitlines()
     assert table[0].split() == ["MRR@10", "top-5", "top-20"]
-    assert [line.split()[0] for line in table[2:]] == [
+    assert [row.split()[0] for row in table[2:]] == [
         "BM25",
         "untrained",
         "trained",

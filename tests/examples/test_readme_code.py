@@ -24,6 +24,4 @@ def test_it_prints_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Monk
         exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102
     lines = [line.split(" ", 1) for line in printed.getvalue().splitlines()]
     assert len(lines) == 2 and [text for _, text in lines] == [text for _, text in stated]
-    assert [float(score) for score, _ in lines] == pytest.approx(
-        [float(score) for score, _ in stated], abs=0.05
-    )
+    assert [float(one) for one, _ in lines] == pytest.approx([float(one) for one, _ in stated], abs=0.05)

@@ -12,7 +12,7 @@ from tests.helpers.tiny import sentence
 def retriever() -> Retriever:
     rng = random.Random(0)
     return Retriever.build(
-        None, [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number}") for number in range(30)]
+        None, [Passage(sentence(rng, 10), sentence(rng, 2), f"p{row}") for row in range(30)]
     )
 
 

@@ -68,9 +68,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     folder = tmp_path_factory.mktemp("commands")
     (folder / "web").mkdir()
     (folder / "web" / "x.bin").write_bytes(DOWNLOADED)
-    with ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(QuietServer, directory=str(folder / "web"))
-    ) as running:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietServer, directory=str(folder / "web"))) as server:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         commands = Commands(folder / "workplace", f"http://127.0.0.1:{running.server_address[1]}")
@@ -231,9 +229,7 @@ def files_of(job: str, folder: Path) -> list[Path]:
     """Returns every file that the command line names, or a folder or suite in it."""
     named = [part.rstrip("*.") for part in re.findall(r"in/[\w./*-]+", JOBS[job])]
     named += [f"in/{name}" for name in SUITE if "suite.yaml" in JOBS[job]]
-    found = [
-        path for name in named for start in folder.glob(f"{name}*") for path in (start, *start.rglob("*"))
-    ]
+    found = [path for name in named for top in folder.glob(f"{name}*") for path in (top, *top.rglob("*"))]
     return sorted({path.relative_to(folder) for path in found if path.is_file()})
 
 

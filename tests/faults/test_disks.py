@@ -26,9 +26,7 @@ def test_a_save_fails(trial: Trial, workshop: Workshop, undisturbed: dict[int, s
     run = workshop.finish(trial.output_dir, injections=[(fault, {"from_save": first, "saves": count})])
     assert run.rank_text(0).count("the next one is tried when it is due") == count, run.text
     assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir))
-    newest = [
-        checkpoint_folders(folder)[0] for folder in (trial.output_dir, workshop.folder / "undisturbed-2")
-    ]
+    newest = [checkpoint_folders(run)[0] for run in (trial.output_dir, workshop.folder / "undisturbed-2")]
     assert newest[0].name == newest[1].name
     assert state_hash(newest[0], best=False) == state_hash(newest[1], best=False)
     assert not list(trial.output_dir.glob(".*"))

@@ -16,9 +16,7 @@ from tests.fuzz.test_readers import fault_of, lay_out
 from tests.helpers.examples import some
 from tests.helpers.users import bound_by_permissions
 
-WITH_LINES = sorted(
-    name for name, subject in SUBJECTS.items() if subject.has_lines and name != "training array"
-)
+WITH_LINES = sorted(key for key, subject in SUBJECTS.items() if subject.has_lines and key != "training array")
 JSON_LINES = [name for name in WITH_LINES if "lines" in name]
 # Not those that make notes of what they cannot read, nor the one whose absence means something else.
 OPENED = sorted(set(SUBJECTS) - {"metrics lines", "manifest", "run.json"})
@@ -94,9 +92,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
 
 # Folders of sentence-transformers may lack them.
 _ABSENT = ("_config.json", "config_sentence_transformers.json")
-_OPTIONAL = tuple(
-    name for name in OPENED if name.startswith("sentence-transformers ") and name.endswith(_ABSENT)
-)
+_OPTIONAL = tuple(key for key in OPENED if key.startswith("sentence-transformers ") and key.endswith(_ABSENT))
 
 
 @pytest.mark.parametrize("name", OPENED)
