@@ -158,7 +158,7 @@ class TestWithoutEffect:
             "warning: no effect here: encoder.dropout, train.batch_size, train.learning_rate\n"
         )
 
-    def test_options_of_a_data_set_that_nothing_uses_are_told(
+    def test_options_of_a_data_set_that_nothing_names_are_told(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         given = ("train_datasets=mine,a.json", "datasets.mine.file=m.json")

@@ -80,7 +80,7 @@ def replace_by_link(file: Path) -> None:
 
 
 @pytest.mark.fault("A6", "each file truncated, empty, missing, longer, a link; a file too many", "as A5")
-def test_a_folder_changed(
+def test_a_changed_folder(
     case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]
 ) -> None:
     ways: list[Callable[[Path], None]] = [cut, empty, Path.unlink, lengthen, replace_by_link]

@@ -192,9 +192,7 @@ def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> N
     assert not [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
 
 
-def assert_near(
-    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, where: str = ""
-) -> None:
+def assert_near(found: Tensors, expected: Tensors, tolerance: float, where: str = "") -> None:
     assert found.keys() == expected.keys(), where
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=tolerance, msg=f"{name} {where}")

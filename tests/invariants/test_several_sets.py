@@ -129,7 +129,7 @@ def test_weights_really_weigh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     even = gradient_of_a_step(folder)
     torch.testing.assert_close(weighed["loss"], even["loss"])  # what is logged is the loss as it is
     assert any(
-        not torch.allclose(weighed[name], even[name]) for name in weighed if name not in ("loss", "correct")
+        not torch.allclose(weighed[key], even[key]) for key in weighed if key not in ("loss", "correct")
     )
 
 

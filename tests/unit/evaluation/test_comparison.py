@@ -29,12 +29,12 @@ def full_report(
     }
     metadata = {"question_set": "test", "num_questions": len(ids), "metrics": means}
     write_metrics(
-        folder / f"{name}.json", metadata, PerQuestion(ids, [f"what is {key}" for key in ids], values)
+        folder / f"{name}.json", metadata, PerQuestion(ids, [f"what is {one}" for one in ids], values)
     )
     return str(folder / f"{name}.json")
 
 
-def test_runs_stand_side_by_side_in_the_order_given(
+def test_runs_stand_side_by_side_as_they_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = full_report(tmp_path, "first", {"accuracy@20": [1.0, 0.0, 1.0, 0.0], "mrr@10": [0.25] * 4})

@@ -125,9 +125,7 @@ def test_a_mean_of_sets_weighs_sets_the_same_and_its_interval_holds_as_often_as_
         mean = mean_of([estimate(values) for values in sets])
         assert mean.mean == pytest.approx((sets[0].mean() + sets[1].mean()) / 2)
         held.append(mean.low <= 0.4 <= mean.high)
-        found.append(
-            paired_test(*([[0.4] * len(values), values.tolist()] for values in sets), flips=300).p_t <= 0.05
-        )
+        found.append(paired_test(*([[0.4] * len(own), own.tolist()] for own in sets), flips=300).p_t <= 0.05)
     assert 0.91 < np.mean(held) < 0.99
     assert [not hit for hit in held] == found, "the t test and the interval agree"
 

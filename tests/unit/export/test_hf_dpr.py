@@ -29,9 +29,7 @@ def test_the_classes_of_dpr_give_the_same_vectors(name: str, tmp_path: Path) -> 
     print(f"{name}: {found}")
 
 
-def test_the_tokenizers_of_the_classes_give_the_same_vectors_whatever_types_they_number(
-    tmp_path: Path,
-) -> None:
+def test_tokenizers_of_the_classes_give_the_same_vectors_whatever_types_they_number(tmp_path: Path) -> None:
     from transformers import DPRContextEncoder, DPRContextEncoderTokenizerFast
 
     model = bert(tmp_path / "made_of")
@@ -71,9 +69,7 @@ def test_edge_cases_are_what_they_say(tmp_path: Path) -> None:
     texts = edge_cases(tensorizer)
     lengths = [len(tensorizer.tokenizer(text)["input_ids"]) for text in texts.questions]
     assert min(lengths) == 2 and max(lengths) > tensorizer.sequence_length
-    assert {bool(passage.title) for passage in texts.passages} == {True, False} and Passage(
-        ""
-    ) in texts.passages
+    assert {bool(one.title) for one in texts.passages} == {True, False} and Passage("") in texts.passages
     assert any(
         len(tensorizer.bare_tokens([passage.title])[0]) > tensorizer.sequence_length
         for passage in texts.passages

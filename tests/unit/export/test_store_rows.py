@@ -26,9 +26,7 @@ def test_every_row_has_its_vector_texts_and_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "expected"), [("float16", np.float16), ("float32", np.float32), ("int8", np.float32)]
 )
-def test_vectors_keep_half_precision_and_codes_are_decoded(
-    tmp_path: Path, dtype: str, expected: type
-) -> None:
+def test_vectors_keep_float16_and_codes_are_decoded(tmp_path: Path, dtype: str, expected: type) -> None:
     write_inputs(tmp_path, count=50, dtype=dtype)
     found = np.concatenate([batch.vectors for batch in all_batches(open_rows(tmp_path))])
     assert found.dtype == expected
@@ -46,8 +44,8 @@ def test_passages_without_a_vector_are_left_out_and_prefixes_are_added(tmp_path:
     rows = open_rows(
         tmp_path, sources=[PassageSource(tmp_path / "more.jsonl", id_prefix="wiki:")], metadata={}
     )
-    assert [key for batch in all_batches(rows) for key in batch.ids] == [
-        f"wiki:{item.id}" for item in passages(50)
+    assert [key for part in all_batches(rows) for key in part.ids] == [
+        f"wiki:{one.id}" for one in passages(50)
     ]
 
 
@@ -62,7 +60,7 @@ def test_passages_without_a_vector_are_left_out_and_prefixes_are_added(tmp_path:
         ("bool", 1, "expected bool"),
     ],
 )
-def test_metadata_of_another_kind_names_the_line(
+def test_metadata_of_another_type_name_the_line(
     tmp_path: Path, kind: str, value: object, message: str
 ) -> None:
     write_inputs(tmp_path, count=5, shards=1)
