@@ -41,10 +41,8 @@ class Row:
     seconds: float = 0.0
 
     def line(self) -> str:
-        return (
-            f"| {self.id} | {self.fault} | {self.expected} | {self.passed}/{self.tried} |"
-            f" {self.seconds:.0f} |"
-        )
+        count = f"{self.passed}/{self.tried}"
+        return f"| {self.id} | {self.fault} | {self.expected} | {count} | {self.seconds:.0f} |"
 
 
 ROWS = pytest.StashKey[dict[str, Row]]()

@@ -69,12 +69,12 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     (folder / "web").mkdir()
     (folder / "web" / "x.bin").write_bytes(DOWNLOADED)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietServer, directory=str(folder / "web"))) as server:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        commands = Commands(folder / "workplace", f"http://127.0.0.1:{running.server_address[1]}")
+        commands = Commands(folder / "workplace", f"http://127.0.0.1:{server.server_address[1]}")
         yield commands
         commands.close()
-        running.shutdown()
+        server.shutdown()
         thread.join()
 
 

@@ -208,7 +208,7 @@ def test_a_collapse_is_named_at_the_next_log_line(tmp_path: Path, caplog: pytest
         assert not is_ruined or "train.learning_rate=0.1" in found[0]
 
 
-def test_none_waits_for_the_device_before_the_log_line(
+def test_nobody_waits_for_the_device_before_the_log_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The meta device has shapes and no values: whoever asks it for a value fails."""

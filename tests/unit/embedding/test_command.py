@@ -101,7 +101,7 @@ def test_catalogue_source_with_prefix_is_embedded(folder: Path) -> None:
         ({"batch_tokens": -1}, "batch_tokens=-1"),
     ],
 )
-def test_settings_without_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_nonsensical_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(tmp_path, **options)
 

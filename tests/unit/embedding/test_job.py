@@ -57,7 +57,7 @@ def test_shards_are_consecutive_ranges_of_equal_size_as_in_dpr(
     assert [shard_range(passages, number, shards) for number in range(shards)] == expected
 
 
-def test_shards_together_hold_each_passage_once_with_its_vector(
+def test_shards_together_hold_every_passage_once_with_its_vector(
     embedding_folder: Path, tmp_path: Path
 ) -> None:
     for number in (2, 0, 1, 3):

@@ -34,7 +34,7 @@ def full_report(
     return str(folder / f"{name}.json")
 
 
-def test_runs_stand_side_by_side_as_they_are_given(
+def test_runs_stand_side_by_side_in_the_order_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = full_report(tmp_path, "first", {"accuracy@20": [1.0, 0.0, 1.0, 0.0], "mrr@10": [0.25] * 4})

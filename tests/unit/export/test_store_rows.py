@@ -60,7 +60,7 @@ def test_passages_without_a_vector_are_left_out_and_prefixes_are_added(tmp_path:
         ("bool", 1, "expected bool"),
     ],
 )
-def test_metadata_of_another_type_name_the_line(
+def test_metadata_of_another_kind_names_the_line(
     tmp_path: Path, kind: str, value: object, message: str
 ) -> None:
     write_inputs(tmp_path, count=5, shards=1)

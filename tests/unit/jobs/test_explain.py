@@ -53,9 +53,7 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCom
         words = trainer.model.tensorizer.tokenizer.convert_ids_to_tokens
         tokens = batch.contexts.tokens.split(batch.contexts.lengths.tolist())
         shown = re.findall(r"(?m)^              (.+)$", global_batch)
-        valid = [
-            int(row) for row, is_there in zip(batch.context_row, batch.context_valid, strict=True) if is_there
-        ]
+        valid = [int(row) for row, own in zip(batch.context_row, batch.context_valid, strict=True) if own]
         assert shown == [" ".join(words(tokens[row].tolist())) for row in valid]
         known = batch.known_positive_ids, batch.known_positive_valid
         found = find_candidates(

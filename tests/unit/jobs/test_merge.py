@@ -104,9 +104,7 @@ def chosen(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_dev_questions_choose(place: Path, chosen: Path, tmp_path: Path) -> None:
     tried = candidates(chosen)
-    assert [line["weights"] for line in tried] == [
-        {"tuned1": share, "base": 1 - share} for share in (0, 0.5, 1)
-    ]
+    assert [line["weights"] for line in tried] == [{"tuned1": part, "base": 1 - part} for part in (0, 0.5, 1)]
     values = [line["metrics"]["ndcg@10"] for line in tried]
     assert len(set(values)) > 1, "the candidates differ"
     metadata = json.loads((chosen / merge.PROVENANCE).read_text())

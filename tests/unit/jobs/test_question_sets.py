@@ -36,9 +36,7 @@ def test_a_range_of_questions_keeps_their_ids(tmp_path: Path) -> None:
     (tmp_path / "set.csv").write_text(ROWS)
     entry = {"file": str(tmp_path / "set.csv"), "data_range_start": 1, "data_size": 1}
     chosen = resolve_question_set("mine", {"mine": entry}).read()
-    assert [(question.id, question.text, question.answers) for question in chosen] == [
-        ("1", "what", ("b", "c"))
-    ]
+    assert [(one.id, one.text, one.answers) for one in chosen] == [("1", "what", ("b", "c"))]
     assert questions("mine", {"mine": entry | {"data_size": -1}}) == ["what", "where"]
     with pytest.raises(InputError, match="it has 3"):
         questions("mine", {"mine": entry | {"data_range_start": 3}})

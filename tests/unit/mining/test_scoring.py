@@ -122,9 +122,7 @@ def test_another_teacher_starts_over_and_does_not_replace(
     assert [score for *_, score in scored(data, f"corpus={corpus_file}", "overwrite=true")] != first
 
 
-def test_the_audit_counts_scores_and_right_answers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_audit_counts_scores_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     right, wrong = Passage("ba be bi"), Passage("bo bu")
     rows = [
         TrainingSample("ba be", (right,), (wrong,)),

@@ -10,9 +10,7 @@ FILLER = "Nothing of this matters here at all. "
 def test_words_are_found_as_bm25_counts_them() -> None:
     words = QuestionWords("How to read the CSV files of a caf\u00e9?")
     text = "FILE by file: reads ca\ufb01 and caf\u00e9, not the csvx"
-    assert words.in_common(text) == ["read", "files", "caf\u00e9"], (
-        "stop words are none, a final s does not count"
-    )
+    assert words.in_common(text) == ["read", "files", "caf\u00e9"], "without stop words and final s"
     assert words.in_common("csv", text) == ["read", "csv", "files", "caf\u00e9"]
     pieces = words.pieces(text)
     assert "".join(pieces) == text

@@ -32,9 +32,7 @@ def originals(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_files_give_the_hits_that_embedding_again_gives(
-    world: World, originals: Path, tmp_path: Path
-) -> None:
+def test_files_give_the_hits_of_embedding_again(world: World, originals: Path, tmp_path: Path) -> None:
     model = [f"model_file={originals / 'x.cp'}", f"encoder.pretrained_model_cfg={originals / 'bert'}"]
     corpus = world.path("corpus.tsv")
     assert embed([*model, f"ctx_src={corpus}", f"out_file={tmp_path / 'again'}"]) == 0

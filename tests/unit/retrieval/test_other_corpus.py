@@ -31,9 +31,7 @@ def shuffle(world: World, corpus: Path) -> None:
     """The same ids and texts, but other pairs of them."""
     texts = [passage.text for passage in world.passages]
     random.Random(0).shuffle(texts)
-    write_passages(
-        corpus, [replace(passage, text=text) for passage, text in zip(world.passages, texts, strict=True)]
-    )
+    write_passages(corpus, [replace(one, text=text) for one, text in zip(world.passages, texts, strict=True)])
 
 
 def retrieval(folder: Path, *more: str) -> list[str]:

@@ -66,9 +66,7 @@ def test_a_question_that_is_a_passage_is_said(
     assert [score for _, score in left][: len(rest)] == rest and len(left) == 4 and key not in dict(left)
 
 
-def test_retrieve_leaves_out_hits_of_the_questions_own_id(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_retrieve_leaves_out_the_questions_own_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = beir_set(tmp_path / "set", key="d3", text=TEXTS[3])
     assert retrieved(folder) == 0
     capsys.readouterr()

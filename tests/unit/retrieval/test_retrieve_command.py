@@ -42,17 +42,13 @@ def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: Wo
         model.encode_passages(world.passages),
         model.encode_questions([question.text for question in world.questions]),
     )
-    expected = to_rankings(
-        exact_index([str(passage.id) for passage in world.passages], vectors).search(queries, 7)
-    )
+    expected = to_rankings(exact_index([str(one.id) for one in world.passages], vectors).search(queries, 7))
     by_id = {passage.id: passage for passage in world.passages}
     found = read_results(out)
     assert [result.id for result in found] == [question.id for question in world.questions]
     for result, ranking in zip(found, expected, strict=True):
         assert [hit.id for hit in result.hits] == [passage for passage, _ in ranking]
-        np.testing.assert_allclose(
-            [hit.score for hit in result.hits], [score for _, score in ranking], atol=1e-5
-        )
+        np.testing.assert_allclose([hit.score for hit in result.hits], [own for _, own in ranking], atol=1e-5)
         assert [(hit.title, hit.text) for hit in result.hits] == [
             (by_id[hit.id].title, by_id[hit.id].text) for hit in result.hits
         ]
@@ -85,7 +81,7 @@ def test_a_metrics_file_has_every_metric_of_every_question(world: World, tmp_pat
     each = evaluate_questions(read_trec_run(tmp_path / "m.run"), qrels, (1, 5, 10, 20))
     for name, mean in mean_metrics(each).items():
         assert stored.each.judged(name) == pytest.approx(
-            {key: of[name] for key, of in each.items()}, abs=1e-12
+            {one: of[name] for one, of in each.items()}, abs=1e-12
         )
         assert stored.metrics[name] == pytest.approx(mean, abs=1e-12)
     assert 0 < stored.metrics["mrr@20"] < 1, "a metric that is 0 or 1 would agree by itself"
@@ -159,9 +155,7 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
 
 
 @pytest.mark.parametrize("selector", ["2", "'[SEP]'"])
-def test_a_selector_moves_where_the_question_vector_is_read(
-    world: World, tmp_path: Path, selector: str
-) -> None:
+def test_a_selector_says_where_the_question_vector_is(world: World, tmp_path: Path, selector: str) -> None:
     options = ["datasets.mine.file=questions.jsonl", f"datasets.mine.selector={selector}"]
     arguments = dense(*options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
     arguments[2] = "qa_dataset=mine"
@@ -181,9 +175,7 @@ def test_ids_get_the_prefix_of_their_source(tmp_path: Path) -> None:
     options = ["ctx_sources.mine.file=corpus.tsv", "ctx_sources.mine.id_prefix='wiki:'"]
     out = tmp_path / "results.json"
     assert main(dense("ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
-    assert all(
-        hit.id.startswith("wiki:p") and hit.text for result in read_results(out) for hit in result.hits
-    )
+    assert all(hit.id.startswith("wiki:p") and hit.text for each in read_results(out) for hit in each.hits)
 
 
 def test_what_does_not_fit_together_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,9 +148,7 @@ def test_search_settings_of_wrong_types_are_one_line(
     """Every value in turn is replaced by values of other types: an answer, or one line and no traceback."""
     model = world.model
     known, load = str(run_folder / "model"), BiEncoder.load
-    monkeypatch.setattr(
-        BiEncoder, "load", lambda path, **options: model if path == known else load(path, **options)
-    )
+    monkeypatch.setattr(BiEncoder, "load", lambda path, **how: model if path == known else load(path, **how))
     stored = json.loads((run_folder / "search.json").read_text())
     (run_folder / "search.json.sha256").unlink()
     refused, message, tracebacks = 0, "", []
@@ -244,9 +242,7 @@ def test_a_hit_says_where_it_is_from_and_why(
     assert "BM25 #" not in capsys.readouterr().out, "a single side has nothing to compare"
 
 
-def test_a_hit_names_the_file_its_passage_was_taken_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hit_names_the_file_of_its_passage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     origins = {
         "guide/a.md:12": Origin("guide/a.md", "Start > Now", 12),  # the title ends with the heading
         "b.pdf, page 3": Origin("b.pdf", "", 3),

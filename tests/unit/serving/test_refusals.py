@@ -59,9 +59,7 @@ def test_a_bad_body_gets_one_sentence(client: Any, body: str, words: str) -> Non
 @pytest.mark.parametrize(
     "body", [b"[" * 1000, '{"queries": [[['.encode("utf-16-le") + b"[\0" * 300, b'{"queries": ["\xff"]}']
 )
-def test_a_body_nested_too_deeply_is_refused_whatever_the_interpreter_allows(
-    client: Any, body: bytes
-) -> None:
+def test_a_body_nested_too_deeply_is_refused_whatever_python_allows(client: Any, body: bytes) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     try:
@@ -150,9 +148,7 @@ def test_what_queued_is_searched_together(
 
 def test_a_slow_answer_is_refused_in_time(run_folder: Path) -> None:
     gate = threading.Event()
-    with served(
-        {"run": run_folder}, before=lambda questions: gate.wait(20), timeout=0.5, modes="bm25"
-    ) as client:
+    with served({"run": run_folder}, before=lambda _: gate.wait(20), timeout=0.5, modes="bm25") as client:
         answer = client.post("/search", json={"queries": ["ka"]})
         assert (answer.status_code, answer.json()) == (503, {"error": "there was no answer within 0.5 s"})
         gate.set()
