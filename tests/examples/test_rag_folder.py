@@ -1,7 +1,4 @@
-"""The prompt of the RAG example holds the passages that the run finds, each with the file and the heading it
-stands under."""
-
-from __future__ import annotations
+"""The prompt of the RAG example holds the passages that the run finds, with their file and heading."""
 
 import json
 import random

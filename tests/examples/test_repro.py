@@ -1,10 +1,4 @@
-"""repro/run.py: recipes are whole and their commands understood; what is run is compared with what is
-expected.
-
-pytest tests/examples/test_repro.py
-"""
-
-from __future__ import annotations
+"""repro/run.py: recipes are whole, their commands understood, and figures are compared with those expected."""
 
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """A real cluster of two nodes on this machine; nodes, workers and drivers are killed in mid-work."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -125,8 +123,7 @@ def workers_of(node: Any) -> list[Any]:
 
 
 def at_the_gate(gate: Path, command: list[str], then: Callable[[], None]) -> int:
-    """The exit code of a command of this process, to whose workers ``then`` happens when both wait;
-    afterwards the gate is open."""
+    """Returns the exit code of a command to whose workers ``then`` happens when both wait at the gate."""
     ended = threading.Event()
 
     def act() -> None:

@@ -1,7 +1,5 @@
 """What conftest.py promises to every test."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -48,10 +46,6 @@ def test_processes_of_processes_that_tests_start_are_refused_too() -> None:
         "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{REPOSITORY}",
     }
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
-
-def test_hugging_face_is_offline() -> None:
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 @pytest.mark.parametrize("_time", [1, 2])

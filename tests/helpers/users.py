@@ -1,7 +1,5 @@
 """Being somebody whom file permissions bind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +10,7 @@ NOBODY = 65534
 
 @contextmanager
 def bound_by_permissions(folder: Path | None = None) -> Iterator[None]:
-    """The superuser may read and write everything; in this block it is nobody instead, who owns ``folder``.
-    Others stay who they are."""
+    """Makes the superuser, who may write everything, nobody in this block, who owns ``folder``."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,7 +1,4 @@
-"""Programs ``dpr`` and ``python`` for scripts: each call is a fork of a process that has imported torch, and dies with
-its caller."""
-
-from __future__ import annotations
+"""Programs ``dpr`` and ``python`` for scripts: each call is a fork of a process that has imported torch."""
 
 import contextlib
 import json

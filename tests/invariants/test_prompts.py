@@ -1,10 +1,4 @@
-"""A model trained with prompts is a model trained with the same prefixes, in every job, without being told
-again.
-
-pytest tests/invariants/test_prompts.py
-"""
-
-from __future__ import annotations
+"""A model trained with prompts is a model trained with the same prefixes, in every job."""
 
 import json
 import re

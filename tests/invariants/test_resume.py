@@ -1,9 +1,4 @@
-"""Promise 3: a run that is killed and started again ends with the weights it would have had.
-
-pytest tests/invariants/test_resume.py
-"""
-
-from __future__ import annotations
+"""Promise 3: a run that is killed and started again ends with the weights it would have had."""
 
 import random
 from collections.abc import Iterator

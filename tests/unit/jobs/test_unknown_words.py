@@ -1,7 +1,4 @@
-"""Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused in a
-sentence."""
-
-from __future__ import annotations
+"""Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused."""
 
 import json
 from pathlib import Path

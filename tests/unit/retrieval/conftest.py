@@ -1,7 +1,5 @@
 """A small corpus with vectors of a tiny random model, made once."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import dataclass
@@ -24,8 +22,7 @@ from tests.helpers.tiny import sentence, tiny_model
 
 @dataclass(frozen=True)
 class World:
-    """Files: model/, corpus.tsv, vectors_0, vectors_1, questions.jsonl, qrels.tsv (question qN is made of
-    passage pN's words)."""
+    """model/, corpus.tsv, vectors_0, vectors_1, questions.jsonl, qrels.tsv; question qN is words of passage pN."""
 
     folder: Path
     passages: list[Passage]

@@ -1,7 +1,5 @@
 """``dpr serve`` answers what ``dpr search`` finds, at every address, and refuses the rest in one sentence."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +14,6 @@ from dpr.retrieval.retriever import Retriever
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
-
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 
 @pytest.fixture(scope="module")
