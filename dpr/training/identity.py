@@ -28,6 +28,7 @@ from dpr.models.sources import files_of_model
 from dpr.models.towers import Towers
 from dpr.storage.checksums import shared_content
 from dpr.storage.untrusted import read_json
+from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Callback, StoredRun
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
@@ -58,6 +59,15 @@ _OF_METRICS = (
 )
 """Settings that change the meaning of metrics: with another value, metrics of the same name cannot be
 compared."""
+
+
+def _with_command_settings(fixed: dict[str, Any]) -> dict[str, Any]:
+    """Returns fixed settings, completed by the defaults of those that only ``dpr train`` has. A run of
+    ``BiEncoderTrainer`` does not store these."""
+    from_python = flat_values(TrainingSettings(), (IDENTITY,))
+    from_command = flat_values(TrainCommand(), (IDENTITY,))
+    only_there = {key: value for key, value in from_command.items() if key not in from_python}
+    return only_there | fixed
 
 
 def _differences(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -185,7 +195,9 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     unused = unused_keys(settings)
     changed = {
         key: values
-        for key, values in _differences(identity.get("fixed", {}), own.fixed).items()
+        for key, values in _differences(
+            _with_command_settings(identity.get("fixed", {})), _with_command_settings(own.fixed)
+        ).items()
         if key.partition("[")[0] not in unused
     }
     models = identity.get("models", {})

@@ -23,12 +23,12 @@ from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks.metrics_file import ReportPage
 from dpr.training.command_settings import TrainCommand
 from dpr.training.data_sets import resolve_training_files
-from dpr.training.settings import LossSettings, TrainNode
+from dpr.training.settings import LossSettings, TrainingSettings, TrainNode
 from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
 from tests.helpers.training import trainer_of
 
 FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv")
-BEST = "best checkpoint is chosen anew"
+BEST = "best checkpoint is chosen again"
 
 
 @pytest.fixture
@@ -112,6 +112,22 @@ def test_a_changed_file_or_setting_of_a_validation_is_told_and_its_best_forgotte
     write_training_set(folder / "train.json", make_samples(12, seed=9))
     with pytest.raises(CheckpointError, match=r"different run: train_datasets\[0\] was \S+, is now \S+"):
         job(folder).resume()
+
+
+@pytest.mark.parametrize("first", ["Python", "the command"])
+def test_python_and_the_command_resume_each_others_runs(folder: Path, first: str) -> None:
+    def from_python(max_steps: int) -> BiEncoderTrainer:
+        given = job(folder, max_steps=max_steps)
+        settings = TrainingSettings(train=given.settings.train, loss=given.settings.loss)
+        files = (str(folder / "train.json"), str(folder / "dev.json"))
+        return BiEncoderTrainer(given.model, *files, output_dir=folder / "run", settings=settings)
+
+    if first == "Python":
+        from_python(2).train()
+        assert job(folder, max_steps=4).resume().step == 2
+    else:
+        job(folder).train()
+        assert from_python(4).resume().step == 2
 
 
 ENCODER = {
