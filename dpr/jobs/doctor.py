@@ -58,13 +58,13 @@ def run(config: DoctorSettings) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     cards = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     print(f"Machine\n  CPU: {usable_cores()} cores of {os.cpu_count()}\n  memory: {memory:.1f} GB")
-    print(f"  GPU: {cards or 'no'} NVIDIA\nDisk")
+    print(f"  NVIDIA GPUs: {cards or 'none'}\nDisk")
     places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache_root(None)}
     for name, place in places.items():
         existing = next(path for path in [place, *place.parents] if path.exists())
         note = "" if os.access(existing, os.W_OK) else ", NOT WRITABLE"
         print(f"  {name}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free{note}")
-    print("Optional")
+    print("Optional packages, and what they are for")
     for name, (extra, gives) in _EXTRAS.items():
         version = version_of(name)
         print(
@@ -100,7 +100,7 @@ def _look_at_run(folder: Path) -> int:
     for name, seen, advice in faults:
         print(f"\n{name} (docs/troubleshooting.md)\n  seen: {seen}\n  try:  {advice}")
     if not faults:
-        print("no fault that its metrics can show")
+        print("the metrics show no fault")
     return 1 if faults else 0
 
 

@@ -48,8 +48,8 @@ def explain(config: ExplainCommand) -> Iterator[str]:
         raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
     (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.batches_of(config.step - 1)
     yield (
-        f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)}"
-        " global batches"
+        f"step {config.step} of {total}: epoch {epoch} (step {in_epoch + 1} of {per_epoch}),"
+        f" {len(keys)} global batch{'es' if len(keys) > 1 else ''}"
     )
     for key in keys:
         yield from _global_batch(plan.dataset, key, tensorizer, config.candidates(), config.questions)

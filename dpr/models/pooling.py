@@ -256,7 +256,7 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
                     raise ValueError("it reads other tokens than token_read states")
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise ConfigError(
-            f"{_SETTING}={name} does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
+            f"{_SETTING}={name} violates the contract of dpr.models.pooling.Pooling ({first_line(error)})"
         ) from error
     return pooling, int(padded.shape[1])
 
@@ -296,7 +296,7 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
         )
     if (vectors[2] - alone).abs().max() > TOLERANCE * spread:
         logger.warning(
-            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and"
-            " so do all results",
+            "%s gives a text another vector if it is padded, so results depend on the texts of the same"
+            " batch",
             kind,
         )

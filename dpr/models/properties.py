@@ -172,7 +172,7 @@ def mention_bf16(backbone: Any, device: torch.device, precision: str, *, key: st
     if device.type != "cpu" or precision != "fp32" or is_static(backbone):
         return
     if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
-        logger.info("this processor multiplies bf16 faster than fp32; %s=bf16 makes use of it", key)
+        logger.info("this processor computes faster in bf16 than in fp32; %s=bf16 uses it", key)
 
 
 def without_running(values: dict[str, Any]) -> dict[str, Any]:

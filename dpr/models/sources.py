@@ -53,15 +53,15 @@ def snapshot_of(name: str) -> Path:
         for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
             try:
                 return Path(snapshot_download(repository, allow_patterns=_FETCHED))
-            except Exception as error:  # no such model, no right to it, no network, no room
+            except Exception as error:  # no such model, no access to it, no network, no disk space
                 reason = first_line(error)
         found = f"there is no such file or folder here, and the hub gives no such model ({reason})"
-        hint = "is the name right?"
+        hint = "check the name"
         if constants.HF_HUB_OFFLINE:
             found = (
                 "there is no such file or folder here, no such model in the cache of the hub, and no network"
             )
-            hint = f"fetch it where there is one (hf download {repository}), or name a folder"
+            hint = f"download it on a machine with a network (hf download {repository}), or name a folder"
     raise CheckpointError(found, file=name, hint=hint)
 
 

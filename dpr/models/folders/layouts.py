@@ -47,7 +47,7 @@ OWN = Layout(lambda folder: checkpoints.is_checkpoint(folder.path), read_own_che
 """A checkpoint of this toolkit. Only its encoder's folder may come from elsewhere."""
 BACKBONE = Layout(lambda folder: folder.has(CONFIG), read_backbone, states_vectors=False)
 """A Hugging Face encoder alone."""
-# Of the layouts that fit a folder, it has the first.
+# A folder has the first layout that fits it.
 _LAYOUTS = (
     Layout(lambda folder: folder.has(MODULES), read_sentence_transformers),
     Layout(is_hf_dpr_pair, read_hf_dpr),
