@@ -117,7 +117,8 @@ def stages_in(
             )
     if inside := [parent for parent in out.resolve().parents if (parent / RECORD).is_file()]:
         raise ConfigError(
-            f"out={out} lies in {inside[0]}, a stage of {inside[0].parent} that may be made again; name another folder"
+            f"out={out} is inside {inside[0]}, a stage of {inside[0].parent} that may be rerun; name another"
+            " folder"
         )
     require_writable(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -195,14 +196,14 @@ class Stages:
                     logger.debug("%s: already done", name)
                     return
             if reasons:
-                logger.warning("making %s again, and what follows: %s", name, ", ".join(reasons))
+                logger.warning("rerunning %s and all later stages: %s", name, ", ".join(reasons))
                 remove_folder(folder)
         elif others := [
             path.name for path in folder.glob("[!.]*")
         ]:  # not left by a killed run, which writes the record first
             hint = "move the folder away, or name another one by out="
             raise InputError(
-                f"holds other files ({min(others)}), and is needed for a stage", file=folder, hint=hint
+                f"holds other files ({min(others)}), but a stage needs this folder", file=folder, hint=hint
             )
         for later in list(self.out.glob(f"*/{RECORD}")):  # later stages read these outputs
             stage = later.parent

@@ -32,12 +32,12 @@ def refuse(
     source: str,
     *,
     expected: str | None = None,
-    hint: str = "to=onnx can say more, and to=model writes it for this toolkit",
+    hint: str = "to=onnx supports more, and to=model writes it for this toolkit",
 ) -> None:
     """Raises InputError with the reasons that apply."""
     if reasons := [reason for reason, holds in problems.items() if holds]:
         raise InputError(
-            f"cannot be said in this format: {', and '.join(reasons)}",
+            f"cannot be expressed in this format: {', and '.join(reasons)}",
             file=source,
             expected=expected,
             hint=hint,
@@ -45,7 +45,7 @@ def refuse(
 
 
 def only_here(model: BiEncoder) -> dict[str, bool]:
-    """Returns the ways to make vectors that no other library knows, and whether the model has them."""
+    """Returns properties of vectors that no other library supports, and whether the model has them."""
     settings = model.settings
     return {
         f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),

@@ -45,7 +45,7 @@ def run(config: AdaptSettings) -> None:
         )
     start = time.monotonic()
     corpus = Path(str(config.corpus))
-    # What decides the outputs: a change of any of it makes all stages again.
+    # All stages are rerun if any of these changes.
     made_of = {
         "corpus": content_sha256(corpus),
         "model_file": content,

@@ -113,7 +113,7 @@ def _global_batch(
             yield f"              {contexts[int(batch.context_row[slot])]}"
         masked = columns[number]
         said = (
-            f"slots {_listed(masked)}, which answer it too"
+            f"slots {_listed(masked)}, which also answer it"
             if masked
             else "no other slot is known to answer it"
         )

@@ -43,7 +43,8 @@ def run(config: MergeConfig) -> None:
         options = each.options
         if options.skip_same_id or options.query_prefix or options.passage_prefix or each.qrels is None:
             raise ConfigError(
-                f"set: {each.name} has no judgements, or has prefixes or skip_same_id; choose by another one"
+                f"set: {each.name} has no judgements, or has prefixes or skip_same_id; choose with another"
+                " set"
             )
         settings = RetrievalValidationSettings(
             corpus=str(each.corpus),

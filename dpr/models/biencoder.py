@@ -317,7 +317,7 @@ class BiEncoder(SentenceTransformersNames):
                 raise ConfigError(
                     f"encoder.pretrained_model_cfg={described} is a folder of sentence-transformers whose"
                     f" encoder is in a subfolder, or which has two encoders; set model_file={described} in"
-                    f" its place (BiEncoder.load)"
+                    " its place (BiEncoder.load)"
                 )
             parts, _ = read_model(described, Given())
             settings = settings.over(parts.settings)

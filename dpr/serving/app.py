@@ -178,7 +178,7 @@ def make_app(
             response = _refusal(request, refused.status_code, refused.detail, refused.headers)
         except Exception:
             logger.exception("a request failed")
-            said = "the service has failed at this request; its log says why"
+            said = "the service failed on this request; its log has the reason"
             response = _refusal(request, 500, said)
         finally:
             num_requests -= is_counted
@@ -354,11 +354,15 @@ def _check_origin(request: Request, settings: ServeSettings, token: str | None) 
         host = headers.get("host", "").lower()
         name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
         if not is_loopback(name):
-            said = "this service answers to localhost only; start it with another host= or with token_file="
+            said = "this service answers requests to localhost only; start it with another host= or with"
+            " token_file="
             raise HTTPException(421, said)
         is_other = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if is_other and not is_open and headers.get("sec-fetch-dest") != "document":
-            raise HTTPException(403, "a page of another address asks; this service answers to its own page")
+            raise HTTPException(
+                403,
+                "the request comes from a page of another address; this service answers only its own page",
+            )
 
 
 def _refusal(

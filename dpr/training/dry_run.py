@@ -65,8 +65,8 @@ def dry_run(trainer: Trainer) -> list[str]:
     room = "" if checkpoints * gb < free_gb else ": NOT ENOUGH"
     speed = tokens * trainer.ranks.world_size / elapsed
     return [
-        f"memory      {peak_memory_gb(trainer.device):.2f} GiB at most so far",
-        f"speed       {speed:.0f} tokens/s, {elapsed:.3g} s a step",
+        f"memory      {peak_memory_gb(trainer.device):.2f} GiB (peak of the two steps)",
+        f"speed       {speed:.0f} tokens/s, {elapsed:.3g} s per step",
         f"validation  {validation_s:.3g} s, {validations} times",
         f"the run     {steps} steps, about {duration(total_s)} ({total_s / 3600:.2f} hours)",
         (

@@ -47,8 +47,8 @@ class RunIdentity:
     fixed: dict[str, Any]
     free: dict[str, Any]
     models: dict[str, list[str]] = field(default_factory=dict)
-    """Files read from models on this machine, as name and content of each, by the setting that names the
-    model. May not change either."""
+    """Name and content of each file read from local models, by the setting that names the model. They may not
+    change either."""
 
 
 _OF_METRICS = (
@@ -224,8 +224,9 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         raise CheckpointError(
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
-            expected="the same data, order and objective, and where it is finished the same optimisation",
-            hint=f"restore {restored}, choose a new output_dir, or set resume=force to resume with what has changed",
+            expected="the same data, order and objective, and for a finished run the same optimizer settings",
+            hint=f"restore {restored}, choose a new output_dir, or set resume=force to resume despite the"
+            " change",
         )
     for key, (was, now) in (changed | free).items():
         consequence = (

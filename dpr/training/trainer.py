@@ -64,7 +64,7 @@ class Trainer(Run):
     """Trainer of a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the
     methods that callbacks may call. Call ``train()``.
 
-    It knows no particular callback or validation: nothing is logged, validated or saved unless a callback
+    It refers to no particular callback or validation: nothing is logged, validated or saved unless a callback
     does it. ``BiEncoderTrainer`` assembles them from settings. ``train_sets`` and ``dev_sets`` are open.
     ``validations`` have the dev sets already; here they tell a resumed run whether its metrics can be
     compared. ``config`` is stored in checkpoints for people to read.
@@ -349,7 +349,8 @@ class Trainer(Run):
         is_improved = name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest)
         if is_improved and broken is not None:
             logger.warning(
-                "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f",
+                "step %d cannot be the best checkpoint: the limit of the guard on %s is %.4f, the step has"
+                " %.4f",
                 self.progress.step,
                 broken,
                 limits[broken],

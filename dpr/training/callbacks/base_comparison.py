@@ -59,7 +59,7 @@ class Comparison:
 
     def __str__(self) -> str:
         words = {
-            "no difference": "no significant difference to",
+            "no difference": "no significant difference from",
             "not tested": "not tested against",
             "too few questions": "too few questions to tell whether it is better than",
         }
