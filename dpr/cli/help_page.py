@@ -46,7 +46,7 @@ def help_text(program: str, config_class: type, folder: Path | None, part: str =
         parts.append(textwrap.fill(" ".join(text.split()), width) + "\n")
     if part == "first" and (first := getattr(config_class, "FIRST", "").split()):
         entries = [entry for entry in entries if entry.key in first]
-        parts.append("Main settings; --help=all lists the others\n")
+        parts.append("Main settings; --help=all lists the rest\n")
     elif part not in ("first", "all"):
         entries = [entry for entry in entries if f"{entry.key}.".startswith(f"{part}.")]
         if not entries:

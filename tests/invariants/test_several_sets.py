@@ -322,7 +322,7 @@ def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (DataSetSettings(file="train.json"), "options of tiny say where to read it, but it is open"),
+        (DataSetSettings(file="train.json"), "options of tiny name files, but the data set is already open"),
         (DataSetSettings(weight=-1.0), r"datasets\.tiny\.weight=-1"),
         (DataSetSettings(selector=""), "selector='' is neither a position"),
     ],

@@ -50,7 +50,7 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCom
     config.step = step
     text = "\n".join(explain(config))
     assert (
-        f"step {step} of 18: epoch {(step - 1) // 6}, step {(step - 1) % 6 + 1} of 6 in it, 2 global batches"
+        f"step {step} of 18: epoch {(step - 1) // 6} (step {(step - 1) % 6 + 1} of 6), 2 global batches"
         in text
     )
     global_batches = re.split(r"(?m)^global batch ", text)[1:]
@@ -112,7 +112,7 @@ def test_some_step_masks_something(config: ExplainCommand) -> None:
     for step in range(1, 7):
         config.step = step
         texts.append("\n".join(explain(config)))
-    assert any("which answer it too" in text for text in texts)
+    assert any("which also answer it" in text for text in texts)
 
 
 def test_the_global_batch_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainCommand) -> None:
