@@ -67,7 +67,7 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
     content, before anything is made.
 
     Raises:
-        ConfigError: there is none, or it lies in ``out``, whose stages may be made again.
+        ConfigError: there is none, or it is inside ``out``, whose stages may be rerun.
     """
     if name is None:
         return None, None

@@ -1,8 +1,8 @@
 """Stages of a folder: commands that run one after another, each in a folder of its own.
 
-``<stage>/stage.json`` states the settings and texts of the whole, the command line that does the same by hand,
-and, once the stage is done, its outputs. A stage that is done is skipped; one that was interrupted continues.
-If the settings or the texts have changed, all stages are made again.
+``<stage>/stage.json`` states the settings and texts of the whole, the command line that does the same by
+hand, and, once the stage is done, its outputs. A stage that is done is skipped; one that was interrupted
+continues. If the settings or the texts have changed, all stages are rerun.
 """
 
 from __future__ import annotations
@@ -165,11 +165,12 @@ class Stages:
 
         Args:
             name: name of the stage and of its folder.
-            what: description of the stage, for people.
+            what: description of the stage, for messages.
             job: command that does it.
             outputs: its outputs, by name inside its folder.
             processes: number of processes that do it together, started by torchrun.
-            part: function to call in place of the command, of which the stage is only a part; in one process.
+            part: function to call instead of the command, for a stage that is only a part of it; in one
+                process.
 
         Raises:
             InputError: an output is missing at the end.

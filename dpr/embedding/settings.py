@@ -45,7 +45,7 @@ class CheckpointEncoderConfig(GivenTextSettings):
     base model of adapters."""
     pooling: str = "cls"
     """Pooling of a folder that states none: cls, mean or last. A checkpoint with a user-defined pooling is
-    loaded only if module:Class names the same class here, since a file never decides which code runs."""
+    loaded only if module:Class names the same class here, since a file may not choose the code that runs."""
 
     sequence_length: int | None = setting(None, unit="tokens", least=3)
     """Longest sequence in tokens, special tokens included; absent = as the model states, else 256."""

@@ -88,7 +88,7 @@ def write_tower(
     model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any
 ) -> Any:
     """Writes config, weights and tokenizer of a side. Returns the backbone that was written, by default the
-    side's as transformers knows it. A pooler, which some families have and no vector needs, is written as
+    side's in the form of transformers. A pooler, which some families have and no vector needs, is written as
     zeros; without one, transformers would make a random one and warn of it."""
     from transformers import AutoModel
 
@@ -111,7 +111,7 @@ def write_tower(
 
 
 def standard_backbone(tower: Encoder, longest: int) -> Any:
-    """Returns the backbone as a family that transformers knows.
+    """Returns the backbone as a family of transformers.
 
     A static encoder becomes a GPT without layers. Its positions, ``longest`` of them, are zeros, so its
     states are the rows of its table. The weights of ``idf`` pooling become part of the rows.

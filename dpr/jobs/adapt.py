@@ -40,8 +40,8 @@ def run(config: AdaptSettings) -> None:
     config.model_file, content = find_model("model_file", config.model_file, out)
     if config.static is not None and not will_fit(config):
         raise ConfigError(
-            f"static={config.static}, but model_file={config.model_file} does not say how a text becomes a"
-            " vector; take a checkpoint, or a model of sentence-transformers"
+            f"static={config.static}, but model_file={config.model_file} does not state how a text becomes a"
+            f" vector; use a checkpoint, or a model of sentence-transformers"
         )
     start = time.monotonic()
     corpus = Path(str(config.corpus))

@@ -1,5 +1,5 @@
-"""``dpr explain``: one step of a run, in words. Nothing is replayed, because rows, passages and tokens are
-functions of the settings and the number of the step."""
+"""``dpr explain``: the content of one training step. Nothing is replayed, because rows, passages and tokens
+are functions of the settings and the step number."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Pooling(Protocol):
 
     ``padded`` and ``packed`` return the same vectors (N, V), V the same for any N, with gradients. The vector
     of a sequence depends on that sequence alone. ``tokens`` are the ids of the tokens that the states belong
-    to. ``lengths`` (N,) and ``position`` (N,) lie on the device of the states; reading their values on the
+    to. ``lengths`` (N,) and ``position`` (N,) are on the device of the states; reading their values on the
     host would make it wait. ``position`` is where a token selector points in each sequence, 0 without one.
     The weights of an ``nn.Module`` are trained and stored with the tower's.
     """

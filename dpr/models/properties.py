@@ -132,7 +132,7 @@ def first_position(backbone: Any) -> int | None:
 
 def longest_sequence(backbone: Any, length: int) -> int:
     """Returns the most tokens, up to ``length``, for which the backbone has positions, and at which the
-    vector of a text does not depend on the longest text beside it.
+    vector of a text does not depend on the longest text in its batch.
 
     Rotary positions continue beyond those that the config names. With some kinds of them (dynamic, longrope),
     the vectors of all texts in a batch change once one text is longer than the model's original length.

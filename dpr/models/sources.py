@@ -1,4 +1,4 @@
-"""Sources of models: the folder of a name that a person or a file gives, and the files that a model is read
+"""Sources of models: the folder of a name that the user or a file gives, and the files that a model is read
 from."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOWERS = ("encoder", "question_encoder", "ctx_encoder")
 
 
 def local_model(name: str | Path) -> Path:
-    """Returns the file or folder of a model that a person named.
+    """Returns the file or folder of a model that the user named.
 
     For a name that is none here, this is the snapshot of the hub's model, fetched or in the cache, without
     pickles and code. A name without a slash is first tried among those of sentence-transformers, as that
@@ -97,7 +97,7 @@ def files_of_model(path: Path) -> dict[str, Path]:
 
 @contextmanager
 def base_model(given: str | None, stored: Any, file: Path) -> Iterator[str]:
-    """Yields the name of a model that another file builds on: ``given`` by a person, else the one ``stored``
+    """Yields the name of a model that another file builds on: ``given`` by the user, else the one ``stored``
     in the file. The latter is looked up on this machine only, so that no file can cause a download.
 
     Raises:

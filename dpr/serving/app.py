@@ -1,5 +1,4 @@
-"""The addresses of a service, and the checks that a request must pass first. Every refusal is one
-sentence."""
+"""The addresses of the service, and the checks that a request must pass. Every refusal is one sentence."""
 
 from __future__ import annotations
 
@@ -40,9 +39,9 @@ from dpr.serving.settings import ServeSettings, is_loopback
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
 OPENAI = "/v1/"
-"""Beginning of the addresses that answer as OpenAI's service does."""
+"""Prefix of the addresses that are compatible with OpenAI's API."""
 HEALTH = ("/healthz", "/readyz")
-"""Addresses that always answer, to anybody."""
+"""Addresses that always answer, without a token."""
 _STATE = (*HEALTH, "/metrics")  # an overloaded service must be able to say so
 _PATHS = ("/", "/search", "/v1/embeddings", "/v1/models", "/info", *_STATE)
 LIMITS = {

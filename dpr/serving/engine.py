@@ -1,5 +1,5 @@
 """Open run folders, and the thread that searches them. Requests that arrive while it is busy form its next
-batch, so a lone request waits for nobody."""
+batch, so a single request does not wait."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class BiEncoderTrainer(Trainer):
     ``defaults=False``, only the given ones are used, besides the validations over dev sets. Then nothing
     validates or saves unless a callback does, such as those of ``default_callbacks``.
 
-    ``loss`` replaces ``loss.name``. ``config`` is stored in checkpoints for people to read, by default the
+    ``loss`` replaces ``loss.name``. ``config`` is stored in checkpoints for information, by default the
     settings.
 
     Raises:

@@ -15,8 +15,8 @@ from dpr.training.validations.protocol import run_validations
 
 
 def dry_run(trainer: Trainer) -> list[str]:
-    """Does two steps, of which the second is timed, and the validations that the run will reach. Returns the
-    time, memory and disk space of the whole run, in lines for a person. Nothing is written, but the model is
+    """Runs two steps, the second of them timed, and the validations that the run will reach. Returns the
+    time, memory and disk space of the whole run, as lines of text. Nothing is written, but the model is
     changed.
 
     ``trainer`` must be a new one.

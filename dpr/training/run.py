@@ -84,7 +84,7 @@ class Run(Protocol):
     device: torch.device
     settings: TrainingSettings
     config: dict[str, Any]
-    """The configuration as checkpoints keep it for people to read."""
+    """The configuration that checkpoints store for information."""
     output_dir: Path
     progress: RunProgress
     epoch: int

@@ -67,7 +67,7 @@ class Trainer(Run):
     It refers to no particular callback or validation: nothing is logged, validated or saved unless a callback
     does it. ``BiEncoderTrainer`` assembles them from settings. ``train_sets`` and ``dev_sets`` are open.
     ``validations`` have the dev sets already; here they tell a resumed run whether its metrics can be
-    compared. ``config`` is stored in checkpoints for people to read.
+    compared. ``config`` is stored in checkpoints for information.
 
     Raises:
         ConfigError: settings that do not fit the data.

@@ -1,8 +1,8 @@
 """The layouts of models' files and folders: which one a folder has, what that states, and its reader.
 
-Another layout is one more entry of ``_LAYOUTS``; if its parts lie in folders that no file names, these are also
-named in ``dpr.models.sources``. Statements of a folder take precedence over settings. Code in a folder is never
-run, and pickled weights are not read.
+Another layout is one more entry of ``_LAYOUTS``; if its parts are in folders that no file names, add these to
+``dpr.models.sources``. Statements of a folder take precedence over settings. Code in a folder is never run,
+and pickled weights are not read.
 """
 
 from __future__ import annotations
