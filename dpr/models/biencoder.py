@@ -84,7 +84,7 @@ class BiEncoder(SentenceTransformersNames):
         model's ``query_prompt`` precedes them, or the one of its ``prompts`` that ``prompt`` or
         ``prompt_name`` names.
 
-        Options, also of ``encode_passages``:
+        Keyword Args:
             batch_tokens: maximum number of tokens of a forward pass; texts of similar length are encoded
                 together.
             batch_size: maximum number of texts of a forward pass; 0 = no limit.

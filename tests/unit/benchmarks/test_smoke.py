@@ -7,6 +7,7 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from benchmarks.workload import Texts, write_encoder
 from tests.architecture.source_files import REPOSITORY
 
 PAGE = REPOSITORY / "benchmarks" / "results" / "benchmarks.md"
+SVG = "http://www.w3.org/2000/svg"
 CPU, BATCH, LENGTH, ROUNDS = torch.device("cpu"), 4, 32, 3
 
 
@@ -61,3 +63,12 @@ def test_the_pages_say_what_was_measured() -> None:
         page.summary_row(section, ratio, link) for section in sections.values() for ratio in section.ratios
     }
     assert not set(rows) - known, "not on the page; take these of\n" + "\n".join(sorted(known))
+
+
+def test_curves_have_each_value_at_its_step() -> None:
+    drawing = plot.curves(
+        "nDCG@10", [0, 25, 50], {"model": [0.645, 0.69, 0.719], "both": [0.72, 0.73, 0.749]}, {"BM25": 0.672}
+    )
+    texts = [element.text for element in ElementTree.fromstring(drawing).iter(f"{{{SVG}}}text")]
+    assert {"0.645", "0.690", "0.719", "0.720", "0.730", "0.749", "BM25 0.672", "model", "both"} <= set(texts)
+    assert [text for text in texts if text in ("0", "25", "50")] == ["0", "25", "50"]
