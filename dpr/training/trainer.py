@@ -349,8 +349,7 @@ class Trainer(Run):
         is_improved = name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest)
         if is_improved and broken is not None:
             logger.warning(
-                "step %d cannot be the best checkpoint: the limit of the guard on %s is %.4f, the step has"
-                " %.4f",
+                "step %d cannot be the best checkpoint: the guard of %s requires %.4f, but the step has %.4f",
                 self.progress.step,
                 broken,
                 limits[broken],
