@@ -33,7 +33,7 @@ class StoreSettings(CorpusCatalogue):
     For to=vectors: the original's embedding files; it is not checked that ``model_file`` made them."""
     ctx_datasets: Any = setting(None, also=("corpus",), path="input")
     """For a vector store: the passages that were embedded, whose titles and texts are stored too: names of
-    ``ctx_sources`` or paths. Absent = ids and vectors alone."""
+    ``ctx_sources`` or paths. Absent = only ids and vectors."""
     metadata: Any = None
     """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or
     name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
@@ -71,6 +71,11 @@ class StoreSettings(CorpusCatalogue):
 class ExportConfig(StoreSettings, VectorModelSettings):
     """Writes a model, or vectors, in another format."""
 
+    EXAMPLES: ClassVar[str] = """\
+dpr export model=runs/first to=sentence-transformers out=exported/first
+dpr export model=runs/first to=onnx out=exported/onnx
+dpr export model=runs/first to=lancedb vectors=runs/first/vectors_* corpus=corpus.tsv out=exported/store
+"""
     to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS, *STORES))
     """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters
     merged; peft: its adapters, each in a folder as peft writes it; vectors: folders of vectors from the

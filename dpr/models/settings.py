@@ -34,8 +34,8 @@ class BackboneSettings(Settings):
         choices=("hf_bert", "hf_roberta", "hf_auto", "static"),
         on_resume=START,
     )
-    """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face
-    encoder. static: the folder must be that of a static encoder."""
+    """Key of the original DPR; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any
+    Hugging Face encoder. static: the folder must be that of a static encoder."""
     pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=MODEL, path="input")
     """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config
     and tokenizer it uses."""
@@ -51,10 +51,10 @@ class VectorSettings(Settings):
     Settings left out are as the model's folder states them."""
 
     pooling: str | None = setting(None, choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
-    """cls (last hidden state at position 0, no pooler; DPR's), mean over tokens, last (the last token,
-    for causal backbones), weighted_mean (token i counts i times), idf (every token has a learned weight),
-    idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), or user-defined:
-    module:Class (docs/extending.md). Absent = as the folder states, else cls."""
+    """cls (last hidden state at position 0, without pooler, as in DPR), mean (over tokens), last (the last
+    token, for causal backbones), weighted_mean (token i has weight i), idf (a learned weight for each token),
+    idf_sqrt (the same; n repeats of a token in a text count sqrt(n) times), or user-defined: module:Class
+    (docs/extending.md). Absent = as the folder states, else cls."""
     projection_dim: int | None = setting(None, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none. Absent = as the folder states, else 0."""
     normalize: bool | None = setting(None, on_resume=IDENTITY)
@@ -194,7 +194,7 @@ class RunningSettings(Settings):
     fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
     packed: bool = setting(True, on_resume=WARNED)
-    """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
+    """Compute real tokens only; false: pad every batch to its longest sequence (slower, same vectors)."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
     """Attention of packed towers. sdpa: torch's, over sequences of similar length. varlen: torch's kernel for
     sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""

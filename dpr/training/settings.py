@@ -36,8 +36,8 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
     """The objective: its terms, candidates and temperature (docs/numerics.md)."""
 
     name: Any = setting("nll", choices=("nll",), or_class=True, on_resume=IDENTITY)
-    """nll (the terms below, by default the negative log-likelihood of the positive in its global batch), or
-    user-defined: module:Class, {use: module:Class, argument: value}."""
+    """nll: the weighted terms of this section, by default the negative log-likelihood of the positive in its
+    global batch; or user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
     """distinct: a passage counts once per global batch and other known positives are masked; dpr: every slot
     counts as often as it appears. Absent = distinct, or dpr with compat=dpr."""
@@ -109,9 +109,9 @@ class OptimizerSettings(Settings):
     max_grad_norm: float = setting(1.0, least=0, on_resume=UPDATES)
     """Norm to which the gradient of an optimizer step is scaled down; 0 = no clipping."""
     ema_decay: float = setting(0.0, least=0, below=1, on_resume=UPDATES)
-    """Above 0, validate and save an exponential moving average (EMA) of the weights, in which each update
-    weighs ema_decay times as much as the next (0.999: about the last thousand). Training continues from the
-    weights themselves (docs/training.md)."""
+    """Decay per update of an exponential moving average (EMA) of the weights, which is validated and saved
+    instead of them (0.999: about the last thousand updates); 0 = no EMA. Training itself uses the weights
+    (docs/training.md)."""
 
     def betas(self) -> tuple[float, float]:
         """Returns ``adam_betas`` as two numbers."""
@@ -143,8 +143,8 @@ class ComputeSettings(Settings):
     deterministic: bool = setting(False, on_resume=WARNED)
     """Refuse operations whose result may differ between runs on the same device; slower on a GPU."""
     grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=WARNED)
-    """Keep the graphs of at most this many tokens and encode the rest twice: global batches of any size, same
-    gradient; 0 = whole batches."""
+    """Gradient caching: keep the graphs of at most this many tokens and encode the rest twice, for global
+    batches of any size with the same gradient; 0 = off."""
     sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=WARNED)
     """fsdp2: each process has a part of the weights, gradients and optimizer state, and a layer's weights are
     joined while it computes. For models that do not fit into one GPU with their optimizer. none: each process
@@ -196,7 +196,7 @@ class Periods(Settings):
     """best: a finished run opens as its best checkpoint; better: as the base model, if no checkpoint is
     better."""
     callbacks: Any = setting(None, on_resume=WARNED)
-    """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them
+    """User-defined callbacks: module:Class, {use: module:Class, argument: value}, or a list of them
     (docs/extending.md)."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Optimizer steps between extra checkpoints; 0 = only after validations."""
