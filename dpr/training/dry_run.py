@@ -66,11 +66,11 @@ def dry_run(trainer: Trainer) -> list[str]:
     speed = tokens * trainer.ranks.world_size / elapsed
     return [
         f"memory      {peak_memory_gb(trainer.device):.2f} GiB (peak of the two steps)",
-        f"speed       {speed:.0f} tokens/s, {elapsed:.3g} s per step",
-        f"validation  {validation_s:.3g} s, {validations} times",
-        f"the run     {steps} steps, about {duration(total_s)} ({total_s / 3600:.2f} hours)",
+        f"speed       {speed:,.0f} tokens/s, {elapsed:.3g} s per step",
+        f"validation  {validation_s:.3g} s each, {validations} times",
+        f"whole run   {steps:,} steps, about {duration(total_s)}",
         (
-            f"disk        {checkpoints} checkpoints of {gb:.3g} GB, {checkpoints * gb:.3g} GB at most;"
+            f"disk        up to {checkpoints} checkpoints of {gb:.3g} GB, {checkpoints * gb:.3g} GB in total;"
             f" {free_gb:.1f} GB are free{room}"
         ),
     ]

@@ -204,7 +204,7 @@ class Trainer(Run):
                 self._state.read(stored.folder)
             logger.info(
                 "%s %s at step %d of %d",
-                "finished:" if progress.step >= self.last_step else "resuming from",
+                "already finished:" if progress.step >= self.last_step else "resuming from",
                 stored.folder,
                 progress.step,
                 self.last_step,
