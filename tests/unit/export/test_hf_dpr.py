@@ -1,7 +1,4 @@
-"""Folders for the DPR classes of transformers give the vectors that the model gives here, or are
-refused."""
-
-from __future__ import annotations
+"""Folders for the DPR classes of transformers give the model's vectors, or are refused."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""JSON of others is read as far as it is nested like JSON that people write, whatever the interpreter's
-recursion limit."""
-
-from __future__ import annotations
+"""JSON that is nested too deeply is refused, whatever the interpreter's recursion limit."""
 
 import json
 import sys
