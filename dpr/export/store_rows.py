@@ -1,5 +1,5 @@
 """Vectors joined with the passages they were made from, as a stream of batches for a vector store. Neither
-vectors nor passages are ever held whole.
+vectors nor passages are ever whole in memory.
 
 Vectors are in the order of the corpus in their shards, so one pass over the corpus finds the passage of each.
 """

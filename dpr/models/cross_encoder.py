@@ -1,5 +1,5 @@
-"""A cross-encoder: one sequence classifier reads question and passage together. It is used here, never
-trained."""
+"""A cross-encoder: one sequence classifier reads question and passage together. The toolkit uses
+cross-encoders but does not train them."""
 
 from __future__ import annotations
 
