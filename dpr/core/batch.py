@@ -1,5 +1,5 @@
-"""Batches that travel from the data side to the model and from the model to the loss, cuts of them that
-compute little padding, and the temperature of scores.
+"""Batches for the model and the loss, their division into parts with little padding, and the temperature of
+scores.
 
 Letters: B questions per rank, N context slots per rank, C distinct contexts per rank, T tokens, D dimensions.
 """

@@ -117,15 +117,14 @@ class DrawnPairs(ABC):
 
 
 class PseudoPairs(DrawnPairs):
-    """The passages of a corpus as training pairs: each passage gives one pair, another one in each pass over
-    the corpus.
+    """The passages of a corpus as training pairs: each passage gives one pair, a different one in each pass
+    over the corpus.
 
     Args:
         file: the corpus, in any format that ``dpr embed`` reads; ``columns`` of id, text and title are those
         of a TSV.
         kinds: kinds of pairs to cut, as ``kinds_of`` takes them.
-        drop_words: probability with which a word of a question is dropped; two of every five questions stay
-        whole.
+        drop_words: probability with which a word of a question is dropped; two in five questions stay whole.
         held_back: share of the documents that are held back.
         held_only: gives pairs of the documents held back, always the same ones, instead of pairs of all
         others.

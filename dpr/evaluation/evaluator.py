@@ -157,7 +157,7 @@ class Evaluator:
                 found_themselves.append(question.id)
         if own and found_themselves:
             logger.warning(
-                "the first hit of %d of %d questions has the question's own id, the first is %r; where"
+                "the first hit of %d of %d questions has the question's own id, e.g. %r; if"
                 " questions are passages of the corpus, %s",
                 len(found_themselves),
                 len(self.questions),

@@ -85,7 +85,7 @@ def download(
         except RequestException as error:
             problem = error
         if "NameResolution" in str(problem):  # urllib3 puts it between three layers of brackets
-            problem = RequestException("its server is not found; is this machine online?")
+            problem = RequestException("the server is not found; is this machine online?")
         failures += 1
         if failures >= attempts:
             hint = "the same command tries again"
@@ -112,15 +112,15 @@ def _refuse_less_safe(response: Response, **_: Any) -> None:
     onward = urljoin(response.url, response.headers["location"])
     if not onward.startswith(("https://", "http://" if response.url.startswith("http://") else "https://")):
         raise InputError(
-            f"the server sends us on to {onward[:200]!a}", file=response.url, expected="an https address"
+            f"the server redirects to {onward[:200]!a}", file=response.url, expected="an https address"
         )
 
 
 def _check(path: Path, url: str, sha256: str | None, *, named: str | Path, hint: str | None = None) -> None:
     with open(path, "rb") as file:
         if url.endswith(".gz") and file.read(2) != b"\x1f\x8b":
-            found = "the content is not gzip data; it may be a page with the reason"
-            raise InputError(found, file=named, hint=f"look at {url}")
+            found = "the content is not gzip data; it may be a web page with an error message"
+            raise InputError(found, file=named, hint=f"open {url} in a browser")
     if sha256 is not None and (actual := describe_file(path)["sha256"]) != sha256:
         raise InputError(f"SHA-256 is {actual}", file=named, expected=sha256, hint=hint)
 

@@ -215,13 +215,13 @@ def _hub_rows(name: str, split: str) -> Iterable[Any]:
     title, _, configuration = rest.partition("/")
     if not owner or not title:
         raise ConfigError(
-            f"{name} is no name of the hub; expected hf://user/name, or hf://user/name/configuration"
+            f"{name} is not the name of a data set on the hub; expected hf://user/name, or hf://user/name/configuration"
         )
     try:
         dataset = datasets.load_dataset(f"{owner}/{title}", configuration or None)
     except Exception as error:  # errors of the network, its client, or the files there
-        hint = "is there a network? dpr prepare reads files that were fetched elsewhere"
-        raise InputError(f"could not be fetched ({first_line(error)})", file=name, hint=hint) from None
+        hint = "check the network; dpr prepare also reads files that were downloaded elsewhere"
+        raise InputError(f"could not be downloaded ({first_line(error)})", file=name, hint=hint) from None
     return _rows(dataset, split)
 
 

@@ -187,7 +187,9 @@ class VectorShardWriter(Steps):
             num_chunks = max(proofs, default=0) + 1
         if list(proofs) != list(range(num_chunks)):
             missing = sorted(set(range(num_chunks)) - set(proofs))
-            found = f"{len(missing)} chunks are missing, first {missing[:5]}: {len(proofs)} of {num_chunks} are there"
+            found = (
+                f"{len(missing)} chunks are missing, first {missing[:5]}: {len(proofs)} of {num_chunks} exist"
+            )
             raise InputError(found, file=self.folder, hint="rerun the same command to write them")
         num_vectors = sum(len(PackedIds.mapped(self.folder / _file("ids", number))) for number in proofs)
         self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks})

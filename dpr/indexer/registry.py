@@ -88,7 +88,7 @@ class Index(ABC):
     is_saved: ClassVar[bool] = True
     """False for an index that keeps nothing and is built each time."""
     made_by: ClassVar[Mapping[str, Any]] = {}
-    """Causes, besides its settings, that determine an index, such as the version of a rule in the code. A
+    """Facts, besides its settings, that determine an index, such as the version of a rule in the code. A
     saved index with other values is refused."""
     Settings: ClassVar[type[Any]] = Settings
     """Dataclass of the settings, given as ``indexer.options.<name>`` for a user-defined class."""
@@ -146,7 +146,7 @@ class Index(ABC):
     def recall_in_words(self) -> str:
         """Returns the recall measured at build, as far as it applies to the present breadth."""
         if self.recall is None:
-            return "recall not measured, as it was built without questions"
+            return "recall not measured, since it was built without questions"
         if self.recall.breadth != self.breadth:
             breadth = "".join(f"{name}={value}" for name, value in self.breadth.items())
             return f"recall not measured with {breadth}; at build {self.recall}"

@@ -1,5 +1,5 @@
-"""Saved indexes. One is opened only for the source and settings that it was made of, and built by one process at a
-time."""
+"""Saved indexes. An index is opened only for the source and settings that it was built from, and built by one
+process at a time."""
 
 from __future__ import annotations
 

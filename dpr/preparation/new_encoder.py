@@ -132,7 +132,7 @@ def new_encoder(
                 vocabulary = train_vocabulary(texts, shape)
                 if len(vocabulary) < shape.vocab_size:
                     logger.info(
-                        "the text holds %d different pieces: that is the vocabulary, of at most %d",
+                        "the vocabulary has %d tokens of at most %d, since the text has no more different pieces",
                         len(vocabulary),
                         shape.vocab_size,
                     )

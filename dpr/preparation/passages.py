@@ -45,7 +45,7 @@ class Piece:
     is_question: bool = False
     """True if the last heading is a question that somebody asked."""
     asks_headings: bool = True
-    """True if the headings are words that somebody might ask for, not names of functions or pages."""
+    """True if the headings are words that a user might ask for, not names of functions or pages."""
 
     def passage(self, hidden: frozenset[int] = frozenset(), *, hide_first: bool = False) -> Passage:
         """Returns the passage without the headings whose numbers are ``hidden`` and, with ``hide_first``,

@@ -212,7 +212,7 @@ def _open_vectors(
             "a passage id occurs twice in these vectors", file=", ".join(str(file.path) for file in files[:4])
         )
     logger.warning(
-        "embedding files do not say which model made them; %d vectors are taken to be of %s",
+        "embedding files do not name their model; %d vectors are assumed to be from %s",
         len(ids),
         model_file,
     )

@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that was found, rank 1 first. A passage that the corpus does not have has no texts."""
+    """A passage that was found, rank 1 first. Title and text are empty if the corpus lacks the passage."""
 
     rank: int
     score: float
@@ -75,8 +75,8 @@ reaches if the corpus answers the question: benchmarks/results/search_floor.md."
 class Hits(list[Hit]):
     """Hits of a question, best first.
 
-    ``seems_unanswered`` is True if the best passage by words has so few of the question's that probably no
-    passage answers it. It is always False if words were not searched.
+    ``seems_unanswered`` is True if even the best passage by words shares so few words with the question that
+    probably no passage answers it. It is always False if words were not searched.
     """
 
     def __init__(self, question: str, hits: Iterable[Hit] = (), *, seems_unanswered: bool = False) -> None:

@@ -135,7 +135,7 @@ class PassageFields:
         is_chosen = np.ones(len(self._ids), dtype=bool)
         for name, given in wanted.items():
             if name not in self._kinds:
-                known = ", ".join(self._kinds) or "none; metadata=<name> names them at the start"
+                known = ", ".join(self._kinds) or "none; dpr serve metadata=<name> names fields"
                 raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
             kind = self._kinds[name]
             accepted = given if isinstance(given, list) else [given]
@@ -165,7 +165,7 @@ class PassageFields:
 def records_of(
     passages: Passages, kinds: Kinds, *, known: int = 0
 ) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
-    """Yields passages with the records that they were made of. A passage without an id gets its number,
+    """Yields passages with the records that they were made from. A passage without an id gets its number,
     counted from ``known``. ``kinds`` are those of the earlier passages' fields, as in ``given_items``.
 
     Raises:

@@ -199,7 +199,7 @@ class Retriever(metaclass=Hinting):
     ) -> Hits | list[Hits]:
         """Returns the ``k`` best passages of a question; for a list of questions, a list of such results. An
         empty question finds nothing. ``Hit.score`` says what scores mean; ``Hits.seems_unanswered``, rather
-        than a limit of the score, tells that no passage may answer the question.
+        than a limit of the score, shows that perhaps no passage answers the question.
 
         Args:
             weight: share of the dense side in a hybrid, 0 to 1, in place of the folder's.
@@ -247,8 +247,7 @@ class Retriever(metaclass=Hinting):
         return answers[0] if isinstance(question, str) else answers
 
     def sides(self, mode: str) -> dict[str, Side]:
-        """Returns the sides that are searched by ``mode``, by their names. They are opened when they are first
-        needed."""
+        """Returns the sides that ``mode`` searches, by name. They are opened when they are first needed."""
         names = ("dense", "bm25") if self._checked_mode(mode) == "hybrid" else (mode,)
         with self._lock:
             for name in names:
@@ -266,7 +265,7 @@ class Retriever(metaclass=Hinting):
         index = self.searched.index_to_filter(side)
         if index is None:
             raise ConfigError(
-                "there is an index but not the vectors, which a filter needs; search without where and ids,"
+                "a filter needs the vectors, but only their index exists; search without where and ids,"
                 " or add vectors="
             )
         narrowed = copy.copy(side)

@@ -81,11 +81,13 @@ def search_settings(
         settings = replace(settings, hybrid_weight=weight, hybrid="linear")
     if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
         raise ConfigError(
-            f"{SEARCH_JSON} names the class {kind!r}; code is run for names that you give only, from Python:"
+            f"{SEARCH_JSON} names the class {kind!r}; code is run only for names that you give, from Python:"
             f" Retriever.open(folder, indexer={kind!r})"
         )
     if not settings.passages:
-        raise ConfigError("there is no corpus to show texts of; name it with corpus= (--corpus)")
+        raise ConfigError(
+            "no corpus is named, so there are no texts to show; name it with corpus= (--corpus)"
+        )
     return settings
 
 
@@ -234,7 +236,7 @@ def build_in(
         raise ConfigError(f"mode={mode!r}, expected bm25, or with a model dense or hybrid")
     if indexer not in KINDS or indexer == "bm25":
         raise ConfigError(
-            f"indexer={indexer!r} is not an index over vectors; choose of"
+            f"indexer={indexer!r} is not an index over vectors; choose one of"
             f" {', '.join(KINDS.keys() - {'bm25'})}"
         )
     if isinstance(passages, str | Path):  # a file stays where it is

@@ -229,7 +229,7 @@ def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) 
             passages = with_scores(passages, value, label)
             positives, negatives = passages[: len(positives)], passages[len(positives) :]
         else:  # a margin, perhaps, which tells nothing of one passage
-            why = "a teacher's scores are a list, one for each passage, the positive's first"
+            why = "a teacher's scores are a list: one for each passage, the positive first"
             options.unread.warn(label, why, path)
         return TrainingSample(question, positives, negatives, answers=answers)
 

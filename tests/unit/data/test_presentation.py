@@ -109,7 +109,7 @@ def test_the_apostrophe_rule_is_the_models() -> None:
 def test_a_prompt_that_would_be_cut_is_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"encoder.question_length=5 leaves no room behind the 3 tokens of encoder.query_prompt.* 6 or",
+        match=r"encoder.question_length=5 leaves no room after the 3 tokens of encoder.query_prompt.* 6 or",
     ):
         tensorizer_of("bert", TEXT, question_length=5)
     with pytest.raises(ConfigError, match=r"encoder.sequence_length=5 .* encoder.passage_prompt.* 6 or more"):

@@ -327,7 +327,7 @@ def test_kinds_are_chosen_by_weight_among_those_that_are_possible() -> None:
     ("given", "message"),
     [
         ("crop", "datasets.x.pairs=crop is not a kind of pairs; did you mean crops"),
-        (["crops", "nonsense"], "choose of mixed, crops, sentence"),
+        (["crops", "nonsense"], "choose one of mixed, crops, sentence"),
         ({"crops": 0}, "datasets.x.pairs.crops=0 is out of range; it must be above 0"),
         ({"crops": True}, "datasets.x.pairs.crops=True is not a number"),
         ([], "names no kind"),

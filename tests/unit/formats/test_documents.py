@@ -176,7 +176,7 @@ def test_tables_have_questions_or_texts_or_named_cells() -> None:
         ((), ["city: Rome. size: 3"]),
         ((), ["city: Bonn"]),
     ]
-    with pytest.raises(InputError, match="the quotes of this row"):
+    with pytest.raises(InputError, match="the quoting of this row"):
         read_table('a,b\n"open,1\n', PurePosixPath("a.csv"))
 
 

@@ -170,7 +170,7 @@ def test_suspects_are_dropped(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ('{"label": "positive", "question": 3, "passage": {"text": "a"}}\n', "not a suspect"),
         (
             '{"label": "positive", "question": "?", "passage": {"text": "a"}}\n',
-            "no suspect is a label of these data",
+            "none of these labels occurs in the training data",
         ),
     ],
 )

@@ -121,7 +121,7 @@ def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.Capt
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert main(["check-data", str(path), "strict=true"]) == 3
     text = capsys.readouterr().out
-    assert "1 train: keys that are not read, or not as they stand" in " ".join(text.split())
+    assert "1 train: keys that are not read, or are read differently" in " ".join(text.split())
     assert f"{path}:1: the key 'hard_negatives_ctxs' is not read; did you mean hard_negative_ctxs?" in text
 
 
