@@ -61,7 +61,7 @@ class TokenBatch(_Batch):
 
     @staticmethod
     def from_lists(sequences: list[list[int]], position: list[int] | None = None) -> TokenBatch:
-        """Joins token id lists, none of which may be empty."""
+        """Joins token id lists; none may be empty."""
         if any(not sequence for sequence in sequences):
             raise ValueError("a sequence without tokens cannot be encoded")
         flat = [token for sequence in sequences for token in sequence]

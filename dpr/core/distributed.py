@@ -1,4 +1,4 @@
-"""The group of processes, the few operations on it, and tensors of which every rank holds a part. With one
+"""The group of processes, the few operations on it, and tensors that are sharded over ranks. With one
 process each operation is the identity or free, so callers have no special case.
 
 Only tensors travel between ranks. Collectives have no names: the n-th of one rank meets the n-th of every

@@ -119,7 +119,7 @@ def configure_by_default(*, rank: int = 0) -> None:
 
 
 class ProgressBar:
-    """Counts items of ``total``, of which ``done`` were finished before; with the unit MB, it counts bytes.
+    """Counts items of ``total``, ``done`` of which were finished before; with the unit MB, it counts bytes.
     ``quiet`` is for ranks other than 0; None means quiet unless messages of this package are shown.
 
     If several are open at a time, only the first is shown. A search inside mining, for example, or

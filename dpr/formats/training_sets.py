@@ -1,4 +1,4 @@
-"""Training data (files in DPR's format or another that ``training_files`` knows, rows in memory, data sets of
+"""Training data (files in DPR's format or another that ``training_files`` reads, rows in memory, data sets of
 Hugging Face's ``datasets`` and of its hub) read once into a memory-mapped Arrow file.
 
 Rows that do not come from a file are first written to a temporary file of JSON lines in the cache. So the

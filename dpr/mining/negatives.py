@@ -292,7 +292,7 @@ class Mining(BlockJob):
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
-    """Yields the audit as a table for people."""
+    """Yields the audit as a table."""
     counts = audit["counts"]
     without = counts["questions without negatives"]
     yield f"{counts['questions']:>10,}  questions, {without:,} of them without negatives"

@@ -117,7 +117,7 @@ class Scoring(BlockJob):
 
 
 def score_lines(audit: dict[str, Any]) -> Iterator[str]:
-    """Yields the audit as a table for people."""
+    """Yields the audit as a table."""
     for name in _SCORED:
         yield f"{audit['counts'][name]:>10,}  {name}"
     yield from quantile_lines(

@@ -47,7 +47,9 @@ def convert(config: PrepareSettings) -> str:
     sources = expand_files(config.sources)
     options = read_options(config)
     if config.to not in WRITERS:
-        raise ConfigError(f"format {config.to} is not written; choose one of {', '.join(WRITERS)}")
+        raise ConfigError(
+            f"to={config.to} is not a format that can be written; choose one of {', '.join(WRITERS)}"
+        )
     require_writable(out.parent, folder=True)
     made_of: dict[str, object] = {
         "sources": [[source.name, content_sha256(source, without=out)] for source in sources],

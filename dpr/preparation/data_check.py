@@ -230,7 +230,9 @@ def _lengths(
 ) -> tuple[list[str], dict[str, Finding]]:
     """Returns a table of the lengths of questions and passages, and findings about their tokens."""
     heads = " ".join(f"{head:>6}" for head in _QUANTILES)
-    lines = [f"  length in {'tokens' if tensorizer else 'words':<12} {heads}   cut off"]
+    lines = [
+        f"  length in {'tokens' if tensorizer else 'words':<12} {heads}{'   cut off' if tensorizer else ''}"
+    ]
     findings: dict[str, Finding] = {}
     questions = texts["question"].items
     if said := look_swapped(questions, [passage.text for passage in texts["positive"].items]):

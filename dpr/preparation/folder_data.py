@@ -56,6 +56,16 @@ EVALUATION_CORPUS = "evaluation_corpus.jsonl"
 UNREAD = "unread.jsonl"
 LEAST_QUESTIONS = 30
 _ALIKE = 0.8
+_COUNTED = (
+    "files",
+    "unread files",
+    "passages",
+    "near-duplicates left out",
+    "train questions",
+    "dev questions",
+    "test questions",
+    "test questions by kind",
+)
 
 
 def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
@@ -129,7 +139,8 @@ def prepare_folder(
     metadata: dict[str, Any] = {"kind": "folder of documents", "made_of": made_of}
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:
-            return dict(read_manifest(out)["metadata"]["counts"])
+            stored = read_manifest(out)["metadata"]["counts"]  # sorted by name, as JSON is written
+            return {name: stored[name] for name in _COUNTED if name in stored}
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
             metadata["counts"] = counts = _make(target, files, settings, questions)
     return counts

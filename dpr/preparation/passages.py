@@ -43,7 +43,7 @@ class Piece:
     place: int
     """Number of the passage in its section, counted from 0."""
     is_question: bool = False
-    """True if the last heading is a question that somebody asked."""
+    """True if the last heading is a real question."""
     asks_headings: bool = True
     """True if the headings are words that a user might ask for, not names of functions or pages."""
 

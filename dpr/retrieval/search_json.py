@@ -106,7 +106,7 @@ class SearchSettings:
             raise InputError(f"not search settings: {error}", file=file, hint=hint) from None
 
     def confined(self, folder: Path) -> SearchSettings:
-        """Returns the settings in a form that is safe for a folder from anybody: nothing is written outside
+        """Returns the settings in a form that is safe for a folder from an untrusted source: nothing is written outside
         the folder, texts from outside are shown only if its writer also had them, and no other folders are
         searched.
 

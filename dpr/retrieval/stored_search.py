@@ -86,7 +86,8 @@ def search_settings(
         )
     if not settings.passages:
         raise ConfigError(
-            "no corpus is named, so there are no texts to show; name it with corpus= (--corpus)"
+            "no corpus is named, so there are no passages to show; name a run folder, or a corpus with corpus="
+            " (--corpus)"
         )
     return settings
 
