@@ -18,7 +18,7 @@ from dpr.core.machine import panics_caught
 from dpr.core.records import Passage, StoredPassage, json_sha256
 from dpr.data.settings import TextSettings
 from dpr.data.text import JoinRule, check_room, normalize_question, presented, with_suffix
-from dpr.data.tokenizer_files import append_end_token, load_tokenizer, with_special_tokens
+from dpr.data.tokenizer_files import append_end_token, load_tokenizer, lower_cases, with_special_tokens
 
 logger = get_logger(__name__)
 
@@ -155,9 +155,7 @@ class Tensorizer:
     @property
     def do_lower_case(self) -> bool:
         """True if texts are lower-cased before they are looked up in the vocabulary."""
-        normalizer = self._state().get("normalizer") or {}
-        steps = [normalizer, *normalizer.get("normalizers", [])]
-        return any(bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in steps)
+        return lower_cases(self.tokenizer)
 
     @property
     def fingerprint(self) -> str:

@@ -127,6 +127,13 @@ def steps_of(part: Any) -> list[dict[str, Any]]:
     return [step for each in inner for step in steps_of(each)]
 
 
+def lower_cases(tokenizer: Any) -> bool:
+    """True if texts are lower-cased before they are looked up in the vocabulary."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    steps = steps_of(state.get("normalizer"))
+    return any(bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in steps)
+
+
 def _growth(steps: Sequence[dict[str, Any]]) -> float:
     """Returns an upper bound of the characters that steps, applied in order, make from one; 0 if a table is
     damaged.
@@ -237,7 +244,32 @@ def load_tokenizer(name_or_folder: str | os.PathLike[str], **options: Any) -> An
             file=name,
             expected="tokenizer.json or vocab.txt beside config.json",
         )
+    rows = look(name_or_folder).settings(CONFIG).get("vocab_size") if Path(name).is_dir() else None
+    if type(rows) is int:
+        _take_away_added_tokens(tokenizer, rows)
     return tokenizer
+
+
+def _take_away_added_tokens(tokenizer: Any, rows: int) -> None:
+    """Removes added tokens that the model beside the tokenizer has no row for, such as Gemma's token of images in a
+    model of texts. A text that holds the name of one is read as its letters."""
+    if len(tokenizer) <= rows:
+        return
+    backend = tokenizer.backend_tokenizer
+    state = json.loads(backend.to_str())
+    in_vocabulary = backend.get_vocab(with_added_tokens=False)
+    removed = {
+        token["content"]
+        for token in state["added_tokens"]
+        if token["id"] >= rows and token["content"] not in in_vocabulary
+    }
+    if not removed:
+        return
+    for name, token in list(tokenizer.special_tokens_map.items()):
+        if token in removed:
+            setattr(tokenizer, name, None)
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in removed]
+    tokenizer._tokenizer = type(backend).from_str(json.dumps(state))  # no public way removes a token
 
 
 def with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:

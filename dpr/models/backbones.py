@@ -22,7 +22,7 @@ from torch import nn
 
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import InputError, first_line
-from dpr.core.logs import shows_bars
+from dpr.core.logs import get_logger, shows_bars, warn_once
 from dpr.core.machine import overlapping, reading
 from dpr.data.tokenizer_files import check_numbers
 from dpr.formats.checkpoints import MODEL_FILE, read_tensors
@@ -31,6 +31,8 @@ from dpr.models.properties import check_weights, set_dropout, without_running
 from dpr.models.sources import HUB_NAME, local_model
 from dpr.storage.durable import MANIFEST, read_manifest
 from dpr.storage.untrusted import describe
+
+logger = get_logger(__name__)
 
 _MAX_SIZE = {
     "num_attention_heads": 1 << 12,
@@ -62,6 +64,7 @@ def read_config(source: str | os.PathLike[str]) -> Any:
             with reading(str(source)):
                 values = PretrainedConfig.get_config_dict(str(source))[0]
         check_numbers(values, file)
+        names_code = bool(values.get("auto_map"))
         values = without_running(values)
         if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
             raise InputError(
@@ -82,6 +85,9 @@ def read_config(source: str | os.PathLike[str]) -> Any:
             " Hugging Face cache",
         ) from error
     refuse_impossible_sizes(config, {}, file)
+    if names_code:
+        message = "%s names code for the model (auto_map), which is not run: it is read as a model of transformers (%s)"
+        warn_once(logger, message, file, values["model_type"])
     return config
 
 

@@ -169,7 +169,7 @@ class Steps:
         if not isinstance(stated, dict):
             hint = f"remove {self.folder} and rerun the same command"
             raise InputError(
-                f"does not state what its {self.contents} were made from", file=self.folder, hint=hint
+                f"does not state the provenance of its {self.contents}", file=self.folder, hint=hint
             )
         for key in sorted(stated.keys() | self.provenance.keys()):
             theirs = stated.get(key)

@@ -42,6 +42,15 @@ from tests.helpers.decoders import decoder_folder
 from tests.helpers.exports import question_writer
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient
+from tests.helpers.published import (
+    FOLDERS,
+    MODERN,
+    ROBERTA,
+    bytes_in_brackets,
+    publish,
+    sentence_pieces,
+    write_backbone,
+)
 from tests.helpers.question_files import write_csv_questions
 from tests.helpers.tiny import VOCABULARY, encoder_folder, sentence
 from tests.helpers.warm_dpr import warm_dpr
@@ -397,6 +406,18 @@ def make_decoder(here: Workplace, folder: Path) -> None:
     base_folder(folder, "qwen3")
 
 
+def make_published(here: Workplace, folder: Path) -> None:
+    publish(folder, f"{folder.parent.name}/{folder.name}")
+
+
+def make_modernbert(here: Workplace, folder: Path) -> None:
+    write_backbone(folder, "ModernBert", bytes_in_brackets(512), MODERN)
+
+
+def make_jina(here: Workplace, folder: Path) -> None:
+    write_backbone(folder, "JinaEmbeddingsV3", sentence_pieces(512), ROBERTA)
+
+
 def make_sentence_transformer(here: Workplace, folder: Path) -> None:
     make_bert(here, folder)
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
@@ -496,7 +517,10 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     "my_conf": make_settings,
     # Models.
     "models/bert-base-uncased": make_bert,
-    **dict.fromkeys(["Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B"], make_decoder),
+    **dict.fromkeys(FOLDERS, make_published),
+    "answerdotai/ModernBERT-base": make_modernbert,
+    "jinaai/jina-embeddings-v3-hf": make_jina,
+    "Qwen/Qwen3-Embedding-4B": make_decoder,
     **dict.fromkeys(
         ["all-MiniLM-L6-v2", "models/minilm", "models/e5", "e5-st", "strong"], make_sentence_transformer
     ),

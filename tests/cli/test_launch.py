@@ -327,7 +327,7 @@ def test_a_malformed_variable_of_the_launcher_is_one_sentence(
     assert launch("biencoder_train_cfg", TrainCommand, job, []) == 2
     message = capsys.readouterr().err
     assert (
-        f"the environment has {name}={value[:40]!r}, expected a number of at least 0" in message
+        f"the environment has {name}={value[:40]!r}, not a number of at least 0" in message
         and "Traceback" not in message
     )
 

@@ -9,20 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
 from dpr.data.collator import Collator
 from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
 from dpr.formats import checkpoints, run_folders
+from dpr.jobs.train import build_model, open_sets
 from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.metrics_file import ReportPage
 from dpr.training.command_settings import TrainCommand
+from dpr.training.data_sets import resolve_training_files
 from dpr.training.run import Run
 from dpr.training.step import Step
 from dpr.training.validations.protocol import Metrics
+from tests.helpers.needs import put
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 
 DEFAULTS: dict[str, Any] = {
@@ -65,6 +69,36 @@ def tiny_trainer(
 def trainer_of(config: TrainCommand, model: BiEncoder, train_sets: Any, dev_sets: Any) -> BiEncoderTrainer:
     """The trainer that the settings of the command describe."""
     return BiEncoderTrainer(model, train_sets, dev_sets, output_dir=str(config.output_dir), settings=config)
+
+
+def small_command(folder: Path, **changes: Any) -> TrainCommand:
+    """The settings of a small run in ``folder``/run, of its encoder and train.json; ``changes`` by dotted keys."""
+    given = {
+        "output_dir": str(folder / "run"),
+        "device": "cpu",
+        "seed": 3,
+        "train_datasets": [str(folder / "train.json")],
+        "encoder.pretrained_model_cfg": str(folder / "encoder"),
+        "encoder.pretrained": False,
+        "encoder.sequence_length": 24,
+        "train.batch_size": 4,
+        "train.num_workers": 0,
+    }
+    config = TrainCommand()
+    for key, value in (given | changes).items():
+        put(config, key, value)
+    config.check()
+    return config
+
+
+def command_trainer(config: TrainCommand) -> BiEncoderTrainer:
+    """The trainer that ``dpr train`` makes of its settings, without the report page."""
+    train = resolve_training_files(config.train_datasets, config.datasets)
+    dev = resolve_training_files(config.dev_datasets, config.datasets)
+    sets = open_sets(train, config, config.loss_scale_factors), open_sets(dev, config)
+    trainer = trainer_of(config, build_model(config), *sets)
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ReportPage)]
+    return trainer
 
 
 def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
@@ -124,6 +158,15 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
+
+
+def encoded(tower: Encoder, batch: TokenBatch) -> dict[str, Tensor]:
+    """Vectors of a batch, and the gradients of a sum in which every number has a weight of its own."""
+    tower.zero_grad()
+    vectors = tower(batch)
+    weights = torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)
+    (vectors * weights).sum().backward()
+    return {"vectors": vectors.detach(), **gradients(tower)}
 
 
 def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> dict[str, Tensor]:

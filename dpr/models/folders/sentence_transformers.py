@@ -14,7 +14,7 @@ from torch import Tensor
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.machine import panics_caught
 from dpr.data.text import SPACED_TITLE
-from dpr.data.tokenizer_files import check_tokenizer_files
+from dpr.data.tokenizer_files import check_tokenizer_files, lower_cases
 from dpr.formats import checkpoints
 from dpr.formats.model_folder import CONFIG, ModelFolder
 from dpr.models.folders.model_parts import (
@@ -31,6 +31,7 @@ from dpr.models.folders.sentence_transformers_modules import (
     SIDES,
     STATIC,
     Modules,
+    body_settings,
     described_settings,
     read_modules,
     stated_length,
@@ -65,6 +66,12 @@ def read_sentence_transformers(folder: ModelFolder, given: Given) -> ModelParts:
             tower = adapter_tower(modules.body, given)
         else:
             tower = backbone_tower(modules.body)
+        if body_settings(modules.body).get("do_lower_case") and not lower_cases(tower.tokenizer):
+            raise CheckpointError(
+                "do_lower_case is true, but its tokenizer keeps upper case",
+                file=modules.body.path,
+                expected="a tokenizer that lower-cases texts itself, or do_lower_case: false",
+            )
         read[modules] = projected(tower, modules.dense), length
         if marks_segments(tower, "1"):
             raise CheckpointError(

@@ -84,7 +84,6 @@ _PLAIN_BODY: dict[str, Any] = {
     "processing_kwargs": None,
     "query_expansion": None,
     "tokenizer_name_or_path": None,
-    "do_lower_case": None,
 }
 
 

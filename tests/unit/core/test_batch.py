@@ -42,9 +42,7 @@ def values(batch: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_known", [0, 2])
-def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(
-    num_known: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_comes_from_a_worker_as_it_was(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         monkeypatch.setattr(
             torch.UntypedStorage, name, lambda *_: pytest.fail("a tensor went into shared memory")
@@ -58,11 +56,8 @@ def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(
 
 
 def test_joined_batches_are_the_sequences_of_one_after_the_others() -> None:
-    parts = [
-        TokenBatch.from_lists([[2, 5, 3], [2, 3]], [1, 0]),
-        TokenBatch.from_lists([[9]]),
-        TokenBatch.from_lists([[4, 4]], [1]),
-    ]
+    given = ([[2, 5, 3], [2, 3]], [1, 0]), ([[9]], None), ([[4, 4]], [1])
+    parts = [TokenBatch.from_lists(*each) for each in given]
     joined = TokenBatch.join(parts)
     assert (joined.tokens.tolist(), joined.lengths.tolist()) == ([2, 5, 3, 2, 3, 9, 4, 4], [3, 2, 1, 2])
     assert joined.position.tolist() == [1, 0, 0, 1]

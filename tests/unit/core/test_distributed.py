@@ -47,20 +47,11 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "one of 4 tasks"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "one of 2 tasks"),
         ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, None),
-        (
-            {"RANK": "1", "WORLD_SIZE": "2"},
-            "RANK=1 and WORLD_SIZE=2, but no MASTER_ADDR and no MASTER_PORT, .*torchrun",
-        ),
-        (
-            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
-            "RANK=1 and WORLD_SIZE=2, but no MASTER_PORT, ",
-        ),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "but no MASTER_ADDR and no MASTER_PORT, .*torchrun"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "WORLD_SIZE=2, but no MASTER_PORT, "),
         ({"RANK": "1", "WORLD_SIZE": "1"}, "RANK=1 and WORLD_SIZE=1, but ranks are counted from 0"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 and WORLD_SIZE=0, but ranks are counted from 0"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "http"},
-            "MASTER_PORT='http', not a number",
-        ),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "b"}, "PORT='b', not a number"),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='', not a number"),
     ],
     ids=str,
@@ -102,9 +93,7 @@ def test_a_model_that_outlives_its_group_is_freed_without_waiting_for_gloo() -> 
         run_on_ranks(_leave_with_a_model, 2, join=False, timeout_s=10)
 
 
-def test_the_gpu_of_a_rank_becomes_the_current_one_and_one_that_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gpu_of_a_rank_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -18,8 +18,7 @@ from dpr.core.logs import ProgressBar, configure_by_default, counted, details_in
 
 @contextmanager
 def fresh_logging() -> Iterator[logging.Logger]:
-    """No logging set up anywhere, as in a fresh interpreter. Not a fixture: pytest adds its own handlers
-    after fixtures."""
+    """No logging set up anywhere. Not a fixture: pytest adds its own handlers after fixtures."""
     root, logger = logging.getLogger(), logging.getLogger("dpr")
     before = root.handlers[:], logger.handlers[:], logger.level, logger.propagate
     root.handlers[:], logger.handlers[:], logger.propagate = [], [], True
@@ -136,13 +135,12 @@ def lines_of(
     return [record.getMessage().split(",")[0] for record in caplog.records]
 
 
-def test_of_several_at_a_time_the_first_is_shown(
+def test_the_first_of_several_is_shown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = (item for _ in range(2) for item in counted("ab", "inner", unit="letters"))
-    assert lines_of(caplog, monkeypatch, counted(inner, "outer", 4)) == [
-        f"outer: {done} of 4 passages" for done in range(1, 5)
-    ]
+    lines = [f"outer: {done} of 4 passages" for done in range(1, 5)]
+    assert lines_of(caplog, monkeypatch, counted(inner, "outer", 4)) == lines
     assert lines_of(caplog, monkeypatch, counted("a", "inner", unit="letters")) == ["inner: 1 of 1 letters"]
 
     # One that was left in the middle silences no other, and is not to be closed.
@@ -150,11 +148,8 @@ def test_of_several_at_a_time_the_first_is_shown(
     next(left)
     del left
     ProgressBar("never closed", 2).advance(1)
-    assert lines_of(caplog, monkeypatch, counted(range(0, 5, 2), "steps")) == [
-        "steps: 2 of 5 passages",
-        "steps: 4 of 5 passages",
-        "steps: 5 of 5 passages",
-    ]
+    lines = [f"steps: {done} of 5 passages" for done in (2, 4, 5)]
+    assert lines_of(caplog, monkeypatch, counted(range(0, 5, 2), "steps")) == lines
     # More than there should be, such as of a file that grows, is no reason to speak on.
     assert lines_of(caplog, monkeypatch, counted(iter("abc"), "grown", 1)) == ["grown: 1 of 1 passages"]
 

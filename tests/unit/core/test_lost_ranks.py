@@ -1,5 +1,4 @@
-"""A lost process is named: whose turn the roll call missed, what a rank that failed has left, and where it
-was."""
+"""A lost process is named, with what a rank that failed has left and where it was."""
 
 from __future__ import annotations
 
@@ -24,9 +23,8 @@ CUT = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by pee
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     """That of a group of three ranks, of which this process is the first."""
     monkeypatch.setattr(lost_ranks, "ROLL_CALL_S", 0.3)
-    master = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=patient(30))
-    )
+    limit = timedelta(seconds=patient(30))
+    master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     master.set_timeout(timedelta(seconds=5))
     for name, value in {
         "RANK": "0",
@@ -54,9 +52,7 @@ def test_ranks_that_do_not_answer_are_named(store: dist.Store) -> None:
     assert store.get("dpr/roll-call/0/0") == b"lost at step 12"
 
 
-def test_a_store_that_is_slow_to_answer_is_asked_again(
-    store: dist.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_store_is_asked_again(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = socket.create_connection
     failures = [TimeoutError("timed out"), dist.DistNetworkError("timed out")]
 
@@ -70,9 +66,7 @@ def test_a_store_that_is_slow_to_answer_is_asked_again(
     assert not failures
 
 
-def test_all_that_are_missing_are_listed_in_this_start_of_the_group(
-    store: dist.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_miss_this_start_are_listed(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.set("dpr/roll-call/0/1", "lost")  # of the group before the launcher started it again
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert message_of(CUT).startswith("ranks 1, 2 of 3 died")
@@ -99,10 +93,7 @@ def end_of_one_alone(error: Exception) -> str:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            InputError("no vector of the passage 'p9'", file="v_0.npy"),
-            "v_0.npy: no vector of the passage 'p9'",
-        ),
+        (InputError("no vector of 'p9'", file="v_0.npy"), "v_0.npy: no vector of 'p9'"),
         (KeyError("p9"), "KeyError: 'p9'"),
     ],
     ids=["InputError", "KeyError"],
@@ -113,7 +104,7 @@ def test_the_others_name_what_one_rank_alone_has_raised(error: Exception, reason
     assert own == f"{type(error).__name__}: {error}"
 
 
-def test_where_the_store_is_gone_the_launcher_is_suspected(
+def test_without_a_store_the_launcher_is_suspected(
     store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:
@@ -127,9 +118,8 @@ def test_where_the_store_is_gone_the_launcher_is_suspected(
 def test_a_worker_of_the_loader_is_named_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
     monkeypatch.delenv("RANK", raising=False)
-    assert message_of(killed, "").startswith(
-        "data-loader worker 77 is killed by signal: Killed; often the machine ran out of memory"
-    )
+    told = "data-loader worker 77 is killed by signal: Killed; often the machine ran out of memory"
+    assert message_of(killed, "").startswith(told)
     monkeypatch.setenv("RANK", "1")
     assert message_of(RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly")).startswith(
         "data-loader worker 7, 8 of rank 1 exited unexpectedly, at step 12"

@@ -65,7 +65,7 @@ def test_an_exception_ends_a_block() -> None:
 
 
 @pytest.mark.parametrize("load", [backbones.read_config, load_tokenizer])
-def test_a_name_fails_at_once_without_a_network(
+def test_a_name_fails_without_a_network(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Any
 ) -> None:
     asked = list[Any]()
@@ -77,10 +77,7 @@ def test_a_name_fails_at_once_without_a_network(
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     begun = time.monotonic()
-    with (
-        caplog.at_level(logging.DEBUG),
-        pytest.raises(InputError, match=r"set encoder.* to a local model folder"),
-    ):
+    with caplog.at_level(logging.DEBUG), pytest.raises(InputError, match="to a local model folder"):
         load("some/typed-name")
     assert len(asked) == 1
     assert time.monotonic() - begun < 5

@@ -14,18 +14,9 @@ from dpr.core.errors import ConfigError
 from dpr.core.paths import matching_paths, user_path
 from dpr.core.settings import Settings, setting, settings
 
-_NAMES_OF_PATHS = {
-    "model_file",
-    "corpus",
-    "out",
-    "out_file",
-    "output_dir",
-    "files",
-    "qrels",
-    "vectors",
-    "metrics_file",
-    "cross_encoder",
-}
+_NAMES_OF_PATHS = (
+    "model_file corpus out out_file output_dir files qrels vectors metrics_file cross_encoder".split()
+)
 
 
 @dataclass
@@ -46,15 +37,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_home_folder_is_meant_unless_something_has_that_very_name(
+def test_the_home_folder_is_meant_unless_a_file_has_that_name(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("~notes.jsonl").touch()
     Path("~root").mkdir()
-    found = {
-        name: str(user_path(name))
-        for name in ("~", "~/a", "~notes.jsonl", "~root/x", "~nobody-of-this-name/x", "a/~", "./~")
-    }
+    names = "~ ~/a ~notes.jsonl ~root/x ~nobody-of-this-name/x a/~ ./~".split()
+    found = {name: str(user_path(name)) for name in names}
     literal = {name: name for name in ("~notes.jsonl", "~root/x", "~nobody-of-this-name/x", "a/~")}
     assert found == {"~": str(place / "home"), "~/a": str(place / "home/a"), **literal, "./~": "~"}
     monkeypatch.delenv("HOME")
@@ -116,13 +105,8 @@ def test_a_folder_with_brackets_in_its_name_is_no_pattern() -> None:
     for name in ("my [data]/a.jsonl", "my [data]/b.jsonl", "my [data]/a[1].txt", "my d/a.jsonl"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
-    found = {
-        pattern: [str(path) for path in matching_paths(pattern)]
-        for pattern in ("my [data]/[ab].jsonl", "my [data]/a[1].txt", "my [d]/*")
-    }
+    patterns = "my [data]/[ab].jsonl", "my [data]/a[1].txt", "my [d]/*"
+    found = {each: [str(path) for path in matching_paths(each)] for each in patterns}
     first = ["my [data]/a.jsonl", "my [data]/b.jsonl"]
-    assert found == {
-        "my [data]/[ab].jsonl": first,
-        "my [data]/a[1].txt": ["my [data]/a[1].txt"],
-        "my [d]/*": ["my d/a.jsonl"],
-    }
+    second = ["my [data]/a[1].txt"]
+    assert found == {"my [data]/[ab].jsonl": first, second[0]: second, "my [d]/*": ["my d/a.jsonl"]}

@@ -1,5 +1,4 @@
-"""A class named by import path is checked against the contract of its slot; whatever is wrong is one
-ConfigError."""
+"""A class named by import path is checked against its contract; what is wrong is one ConfigError."""
 
 from __future__ import annotations
 
@@ -31,6 +30,10 @@ class Silent:
     def gather(self):
         return 1
 
+class Raises(Whole):
+    def __init__(self):
+        raise RuntimeError("no luck")
+
 whole = Whole()
 """
 
@@ -50,6 +53,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("slot_module.py").write_text(MODULE)
+    Path("broken_module.py").write_text("def half(:\n")
     yield
     sys.modules.pop("slot_module", None)
 
@@ -68,11 +72,14 @@ def test_a_class_that_has_the_methods_of_the_protocol_is_taken() -> None:
         ("slot_module:Silent", "it has no __call__"),
         ("slot_module:whole", "is not a class, expected one that implements .*Slot"),
         ("os:getcwd", "is not a class"),
-        (
-            {"use": "slot_module:Whole", "sise": 4},
-            "unexpected keyword argument 'sise'.*; arguments given: sise",
-        ),
+        ({"use": "slot_module:Whole", "sise": 4}, "argument 'sise'.*; arguments given: sise"),
         (["slot_module:Whole"], "has no import path"),
+        ({"class": "slot_module:Whole"}, "has no import path"),
+        ("slot_module.Whole", "is not an import path; write module:name"),
+        ("no_module:Whole", "importing no_module raised ModuleNotFoundError.*in the working directory"),
+        ("broken_module:Whole", "importing broken_module raised SyntaxError"),
+        ("slot_module:Whale", "has no Whale; did you mean Whole"),
+        ("slot_module:Raises", "raised RuntimeError: no luck"),
     ],
 )
 def test_what_does_not_fit_the_slot_is_refused_in_one_line(entry: Any, message: str) -> None:

@@ -1,11 +1,12 @@
-"""What a batch holds: slots, distinct contexts, identities; and that negatives are a function of (seed,
-epoch, data set, row)."""
+"""A batch has slots, distinct contexts and identities; negatives depend on (seed, epoch, data set, row)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unicodedata import normalize
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import GlobalBatchDataset, batch_loader, data_row
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.training_data import TrainingData
 from dpr.losses.candidates import names_of
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 
@@ -41,36 +43,16 @@ def collate(
 
 
 def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensorizer) -> None:
-    batch = collate(
-        tensorizer,
-        [
-            TrainingSample("ca", (A,), (B, C)),
-            TrainingSample("ce", (B,), (), (D,)),
-            TrainingSample("ci", (C,)),
-        ],
-        2,
-    )
+    samples = [TrainingSample("ca", (A,), (B, C)), TrainingSample("ce", (B,), (), (D,))]
+    batch = collate(tensorizer, [*samples, TrainingSample("ci", (C,))], 2)
     assert batch.context_valid.tolist() == [True, True, True, True, True, False, True, False, False]
     assert batch.positive_idx.tolist() == [0, 3, 6]
     assert len(batch.contexts) == 4
     assert batch.context_row.tolist() == [0, 1, 2, 1, 3, 0, 2, 0, 0]
     assert batch.context_ids[1].tolist() == batch.context_ids[3].tolist() == list(passage_identity(B, "tiny"))
     assert batch.context_ids[5].tolist() == [0, 0]
-    assert (
-        batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum()) == 3 * 3 + 4 * 3
-    )
-
-
-def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer: Tensorizer) -> None:
-    batch = collate(
-        tensorizer, [TrainingSample("ca", (A, D)), TrainingSample("ca", (B,)), TrainingSample("ce", (C,))], 0
-    )
-    known = [
-        {tuple(pair) for pair, valid in zip(row.tolist(), mask.tolist(), strict=True) if valid}
-        for row, mask in zip(batch.known_positive_ids, batch.known_positive_valid, strict=True)
-    ]
-    assert known[0] == known[1] == {passage_identity(passage, "tiny") for passage in (A, B, D)}
-    assert known[2] == {passage_identity(C, "tiny")}
+    assert batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum())
+    assert batch.num_tokens == 3 * 3 + 4 * 3
 
 
 def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None:
@@ -89,9 +71,7 @@ def test_passages_are_the_same_by_id_within_their_namespace_or_by_text() -> None
         assert same(Passage("x y", id="7"), other, "b"), "equal texts of two data sets are one passage"
     for form in ("NFC", "NFD"):
         assert same(Passage(normalize(form, "\xc9T\xc9"), id="7"), Passage("\xe9t\xe9", id="8")), form
-    assert same(Passage("\ufb01le \uff17", id="7"), Passage("file 7", id="8")), (
-        "ligatures and full-width letters"
-    )
+    assert same(Passage("\ufb01le \uff17", id="7"), Passage("file 7", id="8"))
 
 
 def test_identities_of_texts_in_the_usual_form_stay_as_they_are() -> None:
@@ -104,14 +84,6 @@ def selected(sample: TrainingSample, num_hard: int, num_other: int = 0, **option
     """As in validation, without a seed."""
     collator = Collator(None, num_hard=num_hard, num_other=num_other)  # type: ignore[arg-type]
     return collator.select(DataRow(sample, 0, (), "tiny", DataSetSettings(**options)))
-
-
-def test_other_negatives_stand_in_for_missing_hard_ones() -> None:
-    sample = TrainingSample("q", (A,), (), (B, C, D))
-    assert selected(sample, 2).hard_negatives == (B, C)
-    both = selected(sample, 1, 2)
-    assert (both.other_negatives, both.hard_negatives) == ((B, C), (B,))
-    assert selected(TrainingSample("q", (A,), (B,), (C,)), 2).hard_negatives == (B,)
 
 
 def test_gold_without_a_score_is_excluded_unless_nothing_would_remain() -> None:
@@ -155,6 +127,39 @@ def test_augmentation_changes_training_only_and_repeats(tensorizer: Tensorizer) 
     assert len(collate(tensorizer, [twice], 1, seed=4, augmentation=augmentation).contexts) == 2, "by slot"
 
 
+def test_every_slot_has_the_teacher_score_of_its_passage_for_its_question(tensorizer: Tensorizer) -> None:
+    scores = (4.0, -1.5, 1 / 3)
+    a, b, d = (replace(one, teacher_score=score) for one, score in zip((A, B, D), scores, strict=True))
+    other = replace(A, teacher_score=-7.0)  # the same text beside another question
+    samples = [TrainingSample("ca", (a,), (b,), (C,)), TrainingSample("ce", (d,), (other,))]
+    batch = collate(tensorizer, samples, 1, 1)
+    found = batch.to("meta").teacher_scores
+    assert found is not None and found.dtype == torch.float32 and found.device.type == "cpu"
+    np.testing.assert_array_equal(found, np.float32([4.0, np.nan, -1.5, 1 / 3, -7.0, np.nan]))
+    assert len(batch.contexts) == 4
+    assert collate(tensorizer, [TrainingSample("ca", (C,), (A,))]).teacher_scores is None
+
+
+class Mine(TrainingData):
+    """A user's data."""
+
+    def __init__(self, samples: list[TrainingSample]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, row: int) -> TrainingSample:
+        return self.samples[row]
+
+
+def test_the_fingerprint_of_a_users_data_changes_with_scores_and_not_without() -> None:
+    passages = [Passage("p"), replace(A, teacher_score=4.0), replace(A, teacher_score=5.0)]
+    prints = [Mine([TrainingSample("q", (passage,))]).fingerprint for passage in passages]
+    assert len(set(prints)) == 3
+    assert prints[0][:24] == "e868e8ed60d2e0458bb3e17c"
+
+
 def words_of(tensorizer: Tensorizer, batch: BiEncoderBatch) -> list[str]:
     sequences = batch.contexts.tokens.split(batch.contexts.lengths.tolist())
     return [" ".join(tensorizer.tokenizer.convert_ids_to_tokens(sequence.tolist())) for sequence in sequences]
@@ -165,63 +170,25 @@ def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer
     options = DataSetSettings(query_prefix="ca ", passage_prefix="ce-", selector=1)
     batch = Collator(tensorizer, num_hard=1, num_other=0)([data_row(ListSource([sample]), 0, options)])
     assert words_of(tensorizer, batch) == ["[CLS] ce - be bi [SEP]", "[CLS] ce - bu [SEP] bo [SEP]"]
-    assert tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist()) == [
-        "[CLS]",
-        "ca",
-        "ba",
-        "[SEP]",
-    ]
-    assert batch.context_ids[0].tolist() == list(passage_identity(sample.positives[0], "tiny")), (
-        "judged as the passage it is"
-    )
+    asked = tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist())
+    assert asked == ["[CLS]", "ca", "ba", "[SEP]"]
+    assert batch.context_ids[0].tolist() == list(passage_identity(sample.positives[0], "tiny"))
 
 
 def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> None:
     long = "ca ce ci co cu da de di do du fa fe fi fo fu ga ge gi"
     options = DataSetSettings(passage_prefix="ba be ")
-    source = ListSource(
-        [TrainingSample("q", (Passage(f"{long} {long}"),)), TrainingSample("q", (Passage(long, "ka"),))]
-    )
+    passages = Passage(f"{long} {long}"), Passage(long, "ka")
+    source = ListSource([TrainingSample("q", (passage,)) for passage in passages])
     seen = set()
     for seed in range(12):
-        collator = Collator(
-            tensorizer, num_hard=0, num_other=0, seed=seed, augmentation=Augmentation(crop_tokens=9)
-        )
+        cropping = Augmentation(crop_tokens=9)
+        collator = Collator(tensorizer, num_hard=0, num_other=0, seed=seed, augmentation=cropping)
         words = words_of(tensorizer, collator([data_row(source, row, options) for row in range(2)]))
         assert words[0].startswith("[CLS] ba be ") and words[1].startswith("[CLS] ba be ka [SEP] ")
         assert {len(text.split()) for text in words} == {9}
         seen.add(words[0])
     assert len(seen) > 6, "the window behind it is drawn"
-
-
-def test_rows_of_several_sets_keep_their_own_options(tensorizer: Tensorizer) -> None:
-    samples = [TrainingSample("ba be", (Passage("bo"),), (B,)), TrainingSample("bi", (Passage("bo"),), (C,))]
-    sets = [
-        DataSetSettings(query_prefix="ca "),
-        DataSetSettings(query_special_suffix=" cu", passage_prefix="ce ", selector=2, loss_scale=0.25),
-    ]
-    source = ListSource(samples)
-    rows = [
-        data_row(source, number % 2, sets[number % 2], dataset=number % 2, pass_number=number)
-        for number in (1, 0, 3)
-    ]
-    batch = Collator(tensorizer, num_hard=1, num_other=0)(rows)
-    questions = batch.questions.tokens.split(batch.questions.lengths.tolist())
-    assert [tensorizer.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in questions] == [
-        "bi cu",
-        "ca ba be",
-        "bi cu",
-    ]
-    assert batch.questions.position.tolist() == [2, 0, 2]
-    assert batch.loss_weights.tolist() == [0.25, 1.0, 0.25]
-    assert (batch.datasets, batch.rows) == ((1, 0, 1), (1, 0, 1))
-    assert [words_of(tensorizer, batch)[row] for row in batch.context_row[[0, 2]]] == [
-        "[CLS] ce bo [SEP]",
-        "[CLS] bo [SEP]",
-    ]
-    alone = [Collator(tensorizer, num_hard=1, num_other=0)([row]) for row in rows]
-    assert torch.cat([part.questions.tokens for part in alone]).tolist() == batch.questions.tokens.tolist()
-    assert torch.cat([part.context_ids for part in alone]).tolist() == batch.context_ids.tolist()
 
 
 def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) -> None:

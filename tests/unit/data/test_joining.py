@@ -1,10 +1,7 @@
-"""Title and text tokenised apart and joined give what the tokenizer gives for the pair: every length, every
-kind of tokenizer."""
+"""Title and text tokenised apart and joined give what the tokenizer gives for the pair."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +12,14 @@ from transformers import PreTrainedTokenizerFast
 
 from dpr.core.records import Passage, PassageTokens, StoredPassage
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import JoinRule
 from tests.helpers.examples import examples
-from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
+from tests.helpers.tiny import VOCABULARY, WORDS
 
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 
 
 def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
-    """``bert``: one separator; ``roberta``: byte-level, two between a pair; ``t5``: nothing before; ``gpt2``:
-    no special tokens."""
+    """bert has one separator, roberta is byte-level with two, t5 has nothing before, gpt2 no special tokens."""
     vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
     ids = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
     if kind == "roberta":
@@ -38,20 +27,14 @@ def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
         vocabulary = {token: number for number, token in enumerate([*SPECIAL.values(), *letters])}
         tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.post_processor = processors.RobertaProcessing(
-            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
-        )
+        ends = [(token, vocabulary[token]) for token in ("[SEP]", "[CLS]")]
+        tokenizer.post_processor = processors.RobertaProcessing(*ends)
     else:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-        tokenizer.normalizer, tokenizer.pre_tokenizer = (
-            normalizers.BertNormalizer(lowercase=True),
-            pre_tokenizers.BertPreTokenizer(),
-        )
-        single, pair = (
-            ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]")
-            if kind == "bert"
-            else ("$A [SEP]", "$A [SEP] $B [SEP]")
-        )
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        begin = "[CLS] " if kind == "bert" else ""
+        single, pair = f"{begin}$A [SEP]", f"{begin}$A [SEP] $B [SEP]"
         if kind != "gpt2":
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=single, pair=pair, special_tokens=ids
@@ -95,36 +78,8 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 def test_joined_parts_are_the_pair(kind: str, title: str, text: str, length: int) -> None:
     tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=length)
     passage = Passage(text, title)
-    assert (
-        tensorizer.passage_tokens([stored(tensorizer, passage), passage])
-        == tensorizer.passage_tokens([passage]) * 2
-    )
-    assert (
-        tensorizer.question_tokens(tensorizer.bare_tokens([text]))
-        == tensorizer.passage_tokens([Passage(text)])
-        or text != text.strip()
-    )
-
-
-def test_every_pair_of_lengths_is_cut_as_the_tokenizer_cuts_it(tmp_path: Path) -> None:
-    tensorizer = Tensorizer.load(encoder_folder(tmp_path), sequence_length=11)
-    for title in range(12):
-        for text in range(12):
-            passage = Passage(" ".join(WORDS[:text]), " ".join(WORDS[-title:]) if title else "")
-            assert tensorizer.passage_tokens([stored(tensorizer, passage)]) == tensorizer.passage_tokens(
-                [passage]
-            ), (title, text)
-
-
-def examples() -> Iterator[tuple[Any, Any]]:
-    yield ([1, 5, 2], [None, 0, None]), ([1, 5, 9, 6, 2], [None, 0, 0, None, 1])
-    yield ([5], [0]), ([5, 6], [1, 0])  # the second text first
-    yield ([5, 1, 6], [0, None, 0]), ([5, 1, 6], [0, None, 1])  # a special token between those of one text
-    yield ([1, 2], [None, None]), ([1, 5, 2], [None, 0, None])  # a text without tokens
-
-
-@pytest.mark.parametrize(
-    ("single", "pair", "is_rule"), [(*example, number == 0) for number, example in enumerate(examples())]
-)
-def test_a_tokenizer_without_such_a_rule_is_reported(single: Any, pair: Any, is_rule: bool) -> None:
-    assert (JoinRule.from_examples(single, pair, cut_start=False) is not None) == is_rule
+    expected = tensorizer.passage_tokens([passage]) * 2
+    assert tensorizer.passage_tokens([stored(tensorizer, passage), passage]) == expected
+    if text == text.strip():
+        asked = tensorizer.question_tokens(tensorizer.bare_tokens([text]))
+        assert asked == tensorizer.passage_tokens([Passage(text)])

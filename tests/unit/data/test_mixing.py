@@ -1,5 +1,4 @@
-"""Several data sets in an epoch: exact counts, every row its turn, the same global batches for any number of ranks,
-nothing depends on history."""
+"""Mixed data sets have exact counts and the same global batches for any number of ranks and any history."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from dpr.data.iterators import (
     ShardedDataIterator,
     largest_remainder,
 )
-from dpr.data.order import WORDS, group
+from dpr.data.order import WORDS, group, permutation, rank_slice
 
 SIZES, GLOBAL_BATCH = (403, 90, 37), 8
 Made = Callable[..., GlobalBatchIterator]
@@ -30,16 +29,9 @@ def one_set_a_global_batch(
     sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
 ) -> GlobalBatchIterator:
     features = features_of(sizes, sampling) or [None] * len(sizes)
+    shared = {"global_batch_size": GLOBAL_BATCH, "seed": seed, "rank": rank, "world_size": world_size}
     sets = [
-        ShardedDataIterator(
-            size,
-            global_batch_size=GLOBAL_BATCH,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            dataset=number,
-            features=features[number],
-        )
+        ShardedDataIterator(size, **shared, dataset=number, features=features[number])
         for number, size in enumerate(sizes)
     ]
     return MultiSetDataIterator(sets, seed=seed, sampling=Sampling(**sampling))
@@ -49,17 +41,14 @@ def mixed(
     sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any
 ) -> GlobalBatchIterator:
     shared = {"global_batch_size": GLOBAL_BATCH, "seed": seed, "rank": rank, "world_size": world_size}
-    return MixedDataIterator(
-        sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features_of(sizes, sampling)
-    )
+    features = features_of(sizes, sampling)
+    return MixedDataIterator(sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features)
 
 
 def features_of(sizes: tuple[int, ...], sampling: dict[str, Any]) -> list[np.ndarray] | None:
     if sampling.get("group_by_words"):
-        return [
-            words_around(np.random.default_rng(dataset).integers(0, 9, size))
-            for dataset, size in enumerate(sizes)
-        ]
+        topics = [np.random.default_rng(dataset).integers(0, 9, size) for dataset, size in enumerate(sizes)]
+        return [words_around(each) for each in topics]
     return None
 
 
@@ -74,16 +63,10 @@ def words_around(topics: np.ndarray) -> np.ndarray:
 
 def rows_of(iterator: GlobalBatchIterator, epochs: Iterable[int]) -> list[tuple[int, int]]:
     """(data set, row) of all global batches of some epochs, in order."""
-    global_batches = [
-        iterator.global_batch(epoch, global_batch)
-        for epoch in epochs
-        for global_batch in range(iterator.batches_per_epoch)
-    ]
-    return [
-        place
-        for global_batch in global_batches
-        for place in zip(global_batch.datasets.tolist(), global_batch.rows.tolist(), strict=True)
-    ]
+    keys = [(epoch, number) for epoch in epochs for number in range(iterator.batches_per_epoch)]
+    batches = [iterator.global_batch(*key) for key in keys]
+    places = [zip(batch.datasets.tolist(), batch.rows.tolist(), strict=True) for batch in batches]
+    return [place for of_batch in places for place in of_batch]
 
 
 BOTH = pytest.mark.parametrize("made", [one_set_a_global_batch, mixed])
@@ -103,9 +86,8 @@ def test_largest_remainder_is_exact_and_in_proportion() -> None:
     for total in range(40):
         shares = np.random.default_rng(total).dirichlet([1, 1, 1, 1])
         counts = largest_remainder(total, shares)
-        assert sum(counts) == total and all(
-            abs(count - total * share) < 1 for count, share in zip(counts, shares, strict=True)
-        )
+        assert sum(counts) == total
+        assert all(abs(count - total * share) < 1 for count, share in zip(counts, shares, strict=True))
 
 
 def test_weights_say_the_shares_of_an_epoch() -> None:
@@ -134,8 +116,7 @@ def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[floa
 
 @BOTH
 def test_drawn_global_batches_have_the_shares_that_the_temperature_states(made: Made) -> None:
-    """Not only in sum: early and late in an epoch, and in the first place of a global batch as in the last.
-    Chi-square of 2 degrees of freedom."""
+    """Chi-square of 2 degrees of freedom, early and late in epochs and in global batches."""
     found = made(temperature=2.0)
     shares = np.sqrt(SIZES) / np.sqrt(SIZES).sum()
     places = np.array([dataset for epoch in range(20) for dataset, _ in rows_of(found, [epoch])])
@@ -170,9 +151,7 @@ def test_a_large_set_is_continued_in_the_next_epoch(made: Made) -> None:
     found = made(weights=[1, 1, 1])
     by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(2)]
     assert all(len(rows) == 22 * GLOBAL_BATCH == len(set(rows)) for rows in by_epoch)
-    assert len({row for rows in by_epoch for row in rows}) == 2 * 22 * GLOBAL_BATCH, (
-        "no row twice before all had their turn"
-    )
+    assert len({row for rows in by_epoch for row in rows}) == 2 * 22 * GLOBAL_BATCH
 
 
 @BOTH
@@ -191,18 +170,6 @@ def test_a_small_set_is_passed_over_again_in_another_order(made: Made) -> None:
     assert len(set(passes)) == 48, "a row has another pass each time, so that it draws other negatives"
 
 
-def test_laps_follow_each_other_in_new_orders() -> None:
-    found = MixedDataIterator([16], global_batch_size=8, seed=4, sampling=Sampling(mixed=True, rates=[3.0]))
-    counted = Counter(row for _, row in rows_of(found, [0]))
-    assert counted == dict.fromkeys(range(16), 3)
-    single = ShardedDataIterator(16, global_batch_size=8, seed=4)
-    orders = [
-        [row for global_batch in range(2) for row in single.rows(2 * pass_number + global_batch)]
-        for pass_number in range(3)
-    ]
-    assert len({tuple(order) for order in orders}) == 3
-
-
 @BOTH
 @WAYS
 def test_global_batches_are_the_same_for_any_number_of_ranks(made: Made, sampling: dict[str, Any]) -> None:
@@ -218,38 +185,32 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(made: Made, samplin
 
 @BOTH
 @WAYS
-def test_a_global_batch_depends_on_nothing_that_was_asked_before(
-    made: Made, sampling: dict[str, Any]
-) -> None:
+def test_a_global_batch_does_not_depend_on_history(made: Made, sampling: dict[str, Any]) -> None:
     worn = made(**sampling)
     rows_of(worn, [3, 0])
     for key in ((1, 4), (0, 0), (4, 2)):
-        assert [part.tolist() for part in worn.global_batch(*key)] == [
-            part.tolist() for part in made(**sampling).global_batch(*key)
-        ]
+        found, expected = (each.global_batch(*key) for each in (worn, made(**sampling)))
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
     assert rows_of(worn, [1]) != rows_of(worn, [2])
     assert rows_of(worn, [1]) != rows_of(made(**sampling, seed=2), [1])
 
 
 def test_one_set_a_global_batch_or_all_sets_in_one() -> None:
-    kinds = [
-        {len(set(found.global_batch(0, global_batch).datasets.tolist())) for global_batch in range(60)}
-        for found in (one_set_a_global_batch(), mixed())
-    ]
-    assert kinds[0] == {1} and max(kinds[1]) == 3
+    sets = []
+    for found in (one_set_a_global_batch(), mixed()):
+        batches = [found.global_batch(0, number) for number in range(60)]
+        sets.append([len(set(batch.datasets.tolist())) for batch in batches])
+    assert set(sets[0]) == {1} and max(sets[1]) == 3
     # Most global batches of 8 hold several sets, as drawing 8 rows of 403, 90 and 37 would give.
-    several = sum(
-        len(set(mixed().global_batch(0, global_batch).datasets.tolist())) > 1 for global_batch in range(60)
-    )
+    several = sum(number > 1 for number in sets[1])
     assert 42 <= several <= 60  # 1 - 0.76^8 - ... = 0.89 of them
 
 
 def test_rates_multiply_global_batches_as_before() -> None:
     found = one_set_a_global_batch((40, 20), rates=[0.5, 2.0])
     assert found.counts == (2, 4) and found.passes() == [0.4, 2.0]
-    assert [dataset for dataset, _ in rows_of(found, [3])] != sorted(
-        dataset for dataset, _ in rows_of(found, [3])
-    )
+    order = [dataset for dataset, _ in rows_of(found, [3])]
+    assert order != sorted(order)
     # 56 of the 60 rows fill whole global batches; 18.67 and 37.33
     assert mixed((40, 20), rates=[0.5, 2.0]).counts == (19, 37)
 
@@ -260,33 +221,21 @@ def test_global_batches_of_rows_near_each_other_in_an_order_that_says_nothing_of
     assert sorted(places.tolist()) == list(range(len(topics)))
     global_batches = topics[places].reshape(-1, GLOBAL_BATCH)
     assert (global_batches == global_batches[:, :1]).all(), "each topic fills whole global batches"
-    assert (
-        abs(np.corrcoef(np.arange(len(global_batches)), global_batches[:, 0])[0, 1]) < 0.3
-        and (np.diff(global_batches[:, 0]) == 0).mean() < 0.2
-    )
-    first = [
-        int(
-            np.flatnonzero(
-                places[start : start + GLOBAL_BATCH] == places[start : start + GLOBAL_BATCH].min()
-            )[0]
-        )
-        for start in range(0, 900, GLOBAL_BATCH)
-    ]
-    assert len(set(first)) == GLOBAL_BATCH, "the row that the others are near is anywhere in the global batch"
+    assert abs(np.corrcoef(np.arange(len(global_batches)), global_batches[:, 0])[0, 1]) < 0.3
+    assert (np.diff(global_batches[:, 0]) == 0).mean() < 0.2
+    first = {int(batch.argmin()) for batch in places[:904].reshape(-1, GLOBAL_BATCH)}
+    assert len(first) == GLOBAL_BATCH, "the row that the others are near is anywhere in the global batch"
 
 
 def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
     features = words_around(np.zeros(6 * GLOBAL_BATCH, dtype=np.int64))
     features["positive"] = np.arange(6 * GLOBAL_BATCH) // 6  # six questions of each, the nearest rows of all
     features["vector"] = features["vector"][features["positive"]]
-    global_batches = features["positive"][group(features, GLOBAL_BATCH, np.random.default_rng(1))].reshape(
-        -1, GLOBAL_BATCH
-    )
+    order = group(features, GLOBAL_BATCH, np.random.default_rng(1))
+    global_batches = features["positive"][order].reshape(-1, GLOBAL_BATCH)
     assert [len(set(global_batch)) for global_batch in global_batches.tolist()] == [GLOBAL_BATCH] * 6
     features["positive"] = 0
-    assert len(set(group(features, GLOBAL_BATCH, np.random.default_rng(1)).tolist())) == 6 * GLOBAL_BATCH, (
-        "where there are no others, all are used"
-    )
+    assert len(set(group(features, GLOBAL_BATCH, np.random.default_rng(1)).tolist())) == 6 * GLOBAL_BATCH
 
 
 @pytest.mark.parametrize(
@@ -298,16 +247,10 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
         ({"temperature": 0.0}, (8, 8), "must be above 0"),
         ({}, (3, 8), "3 rows do not fill a single global batch.*mixed=true"),
         ({"rates": [0, 0.1]}, (8, 8), "no data set"),
-        (
-            {"rates": [1, 2], "temperature": 2.0},
-            (8, 8),
-            r"train_sampling_rates and train\.sampling\.temperature are mutually exclusive",
-        ),
+        ({"rates": [1, 2], "temperature": 2.0}, (8, 8), "rates and train.sampling.temperature are mutually"),
     ],
 )
-def test_impossible_mixtures_are_refused(
-    sampling: dict[str, Any], sizes: tuple[int, int], message: str
-) -> None:
+def test_impossible_mixtures(sampling: dict[str, Any], sizes: tuple[int, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         one_set_a_global_batch(sizes, **sampling)
 
@@ -323,3 +266,28 @@ def test_a_share_too_small_for_a_global_batch_is_reported(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert one_set_a_global_batch((400, 8), weights=[999, 1]).counts == (51, 0)
     assert "data set 1 is left out" in caplog.text
+
+
+def test_order_changes_with_seed_lap_and_data_set() -> None:
+    orders = [permutation(50, *key).tolist() for key in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_order_is_the_one_recorded_here() -> None:
+    """A change of this list would silently give resumed runs another order."""
+    assert permutation(10, 12345, 0, 0).tolist() == RECORDED
+
+
+RECORDED = [8, 7, 1, 2, 0, 4, 3, 9, 5, 6]
+
+
+def test_rank_slices_cover_everything_once() -> None:
+    for items in (0, 1, 3, 4, 13):
+        covered = [index for rank in range(4) for index in range(items)[rank_slice(items, rank, 4)]]
+        assert covered == list(range(items))
+
+
+def test_a_global_batch_that_cannot_be_divided_among_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="global_batch_size=6"):
+        ShardedDataIterator(100, global_batch_size=6, seed=0, rank=0, world_size=4)

@@ -1,5 +1,4 @@
-"""Prompts, title templates and the apostrophe rule: one place puts them around texts, from text and from a
-token store alike."""
+"""Prompts, title templates and the apostrophe rule are applied alike to texts and to stored tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 @given(
     title=texts, body=texts, length=st.integers(24, 40), limit=st.integers(24, 40), seed=st.integers(0, 99)
 )
-def test_stored_passages_become_the_tokens_of_their_text(
+def test_stored_passages_become_tokens_of_texts(
     kind: str, text: TextSettings, title: str, body: str, length: int, limit: int, seed: int
 ) -> None:
     tensorizer, passage = tensorizer_of(kind, text, sequence_length=length), Passage(body, title)
@@ -85,19 +84,16 @@ def test_what_is_cut_is_never_the_prompt(kind: str) -> None:
 def test_texts_are_those_of_a_model_that_is_given_them_by_hand() -> None:
     tensorizer, plain = tensorizer_of("bert", TEXT), tensorizer_of("bert", TextSettings())
     assert tensorizer.question_tokens(["ca"]) == plain.question_tokens(["ba be: ca"])
-    assert tensorizer.question_tokens(["ca"], prompt="web", suffix="?") == plain.question_tokens(
-        ["bo bu ca?"]
-    )
-    assert tensorizer.passage_tokens([Passage("ca"), Passage("ca", "ce")]) == plain.passage_tokens(
-        [Passage("bi ca"), Passage("ca", "bi ce")]
-    )
+    asked = tensorizer.question_tokens(["ca"], prompt="web", suffix="?")
+    assert asked == plain.question_tokens(["bo bu ca?"])
+    prompted = [Passage("bi ca"), Passage("ca", "bi ce")]
+    found = tensorizer.passage_tokens([Passage("ca"), Passage("ca", "ce")])
+    assert found == plain.passage_tokens(prompted)
     template = tensorizer_of("bert", TEMPLATE)
-    assert template.passage_tokens([Passage(" ca ", "ce"), Passage("ca")]) == plain.passage_tokens(
-        [Passage("bi ba ce - ca"), Passage("bi ca")]
-    )
-    assert tensorizer_of("bert", TWICE).passage_tokens([Passage("ca", "ce")]) == plain.passage_tokens(
-        [Passage("ce ce ca")]
-    )
+    found = template.passage_tokens([Passage(" ca ", "ce"), Passage("ca")])
+    assert found == plain.passage_tokens([Passage("bi ba ce - ca"), Passage("bi ca")])
+    found = tensorizer_of("bert", TWICE).passage_tokens([Passage("ca", "ce")])
+    assert found == plain.passage_tokens([Passage("ce ce ca")])
 
 
 def test_the_apostrophe_rule_is_the_models() -> None:
@@ -107,10 +103,7 @@ def test_the_apostrophe_rule_is_the_models() -> None:
 
 
 def test_a_prompt_that_would_be_cut_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"encoder.question_length=5 leaves no room after the 3 tokens of encoder.query_prompt.* 6 or",
-    ):
+    with pytest.raises(ConfigError, match=r"question_length=5 .* 3 tokens of encoder.query_prompt.* 6 or"):
         tensorizer_of("bert", TEXT, question_length=5)
     with pytest.raises(ConfigError, match=r"encoder.sequence_length=5 .* encoder.passage_prompt.* 6 or more"):
         tensorizer_of("bert", TextSettings(passage_prompt="bi "), sequence_length=5)
@@ -135,18 +128,8 @@ def test_a_template_that_is_none_is_refused(template: str) -> None:
         tensorizer_of("bert", TextSettings(title_template=template))
 
 
-def test_a_prompt_that_the_model_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="prompt=news is not a prompt of the model; it has web"):
-        tensorizer_of("bert", TEXT).question_tokens(["ca"], prompt="news")
-
-
 def test_a_prefix_beside_a_prompt_must_repeat_it() -> None:
     assert TEXT.agreed_prefix("ba be: ", TEXT.query_prompt, key="query_prefix") is None
     assert TextSettings().agreed_prefix("ba be: ", "", key="query_prefix") == "ba be: "
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"query_prefix='bo bu ', but the model was trained with 'ba be: ' there.*, name it by prompt=web"
-        ),
-    ):
+    with pytest.raises(ConfigError, match=r"query_prefix='bo bu ', but .* 'ba be: ' .*name it by prompt=web"):
         TEXT.agreed_prefix("bo bu ", TEXT.query_prompt, key="query_prefix")

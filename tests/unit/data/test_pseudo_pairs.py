@@ -1,5 +1,4 @@
-"""Pairs cut from a corpus: the same for any number of ranks, from text as from tokens; no passage of a
-document is its negative."""
+"""Pairs cut from a corpus are the same for any number of ranks, from text and from tokens."""
 
 from __future__ import annotations
 
@@ -37,15 +36,13 @@ SET = DataSetSettings()
 
 
 def write_corpus(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.write_text(
-        "".join(json.dumps({"_id": str(number), **row}) + "\n" for number, row in enumerate(rows))
-    )
+    lines = [json.dumps({"_id": str(number), **row}) + "\n" for number, row in enumerate(rows)]
+    file.write_text("".join(lines))
     return file
 
 
 def made_rows(count: int) -> list[dict[str, Any]]:
-    """Passages with all that decides a cut: some without title, empty ones, questions, other scripts; two of
-    every three in one file."""
+    """Passages with all that decides a cut; two of every three are in one file."""
     draw = random.Random(5)
     sentence = lambda: (
         " ".join(draw.choices(WORDS, k=draw.randint(2, 7))).capitalize()
@@ -54,12 +51,11 @@ def made_rows(count: int) -> list[dict[str, Any]]:
     rows = []
     for number in range(count):
         text = " ".join(sentence() for _ in range(draw.randint(1, 6)))
-        title = draw.choice(
-            ["", f"Bo {draw.choice(WORDS)}", f"Bo > {draw.choice(WORDS)} {draw.choice(WORDS)}"]
-        )
-        rows.append(
-            {"title": title, "text": text, "metadata": {"file": f"{number // 3}.md"} if number % 3 else {}}
-        )
+        first = draw.choice(WORDS)
+        second = draw.choice(WORDS)
+        title = draw.choice(["", f"Bo {first}", f"Bo > {first} {second}"])
+        metadata = {"file": f"{number // 3}.md"} if number % 3 else {}
+        rows.append({"title": title, "text": text, "metadata": metadata})
     rows[4]["text"] = "  "
     rows[7]["text"] = "ba\u4e2d\u6587\u3002 be\n\tbi ba-be ba'bo (do. Du?) e.g. bo"
     return rows
@@ -92,84 +88,77 @@ def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer,
     for row in range(len(text)):
         for pass_number in range(4):
             ours, theirs = drawn(stored, row, pass_number), drawn(text, row, pass_number)
-            assert tensorizer.question_tokens([ours.question]) == tensorizer.question_tokens(
-                [theirs.question]
-            )
+            asked = [tensorizer.question_tokens([each.question]) for each in (ours, theirs)]
+            assert asked[0] == asked[1]
             assert tensorizer.passage_tokens(ours.positives) == tensorizer.passage_tokens(theirs.positives)
             assert ours.positives[0].identity == theirs.positives[0].identity
 
 
-def batches_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, epoch: int = 0) -> list[Any]:
-    collator = Collator(tensorizer, num_hard=0, num_other=0, seed=7)
+def batches_of(
+    source: Any, tensorizer: Tensorizer, ranks: Ranks, epoch: int = 0, seed: int | None = 7
+) -> list[Any]:
+    collator = Collator(tensorizer, num_hard=0, num_other=0, seed=seed)
     global_batches = cut_into_batches([(source, SET)], collator, global_batch_size=12, ranks=ranks, seed=7)
-    return [
-        global_batches[epoch, global_batch]
-        for global_batch in range(global_batches.iterator.batches_per_epoch)
-    ]
+    numbers = range(global_batches.iterator.batches_per_epoch)
+    return [global_batches[epoch, number] for number in numbers]
 
 
 def identities(batches: list[Any]) -> dict[int, list[int]]:
     """That of the positive of each row."""
-    return {
-        row: ids
-        for batch in batches
-        for row, ids in zip(batch.rows, batch.context_ids[batch.positive_idx].tolist(), strict=True)
-    }
+    found = {}
+    for batch in batches:
+        found |= dict(zip(batch.rows, batch.context_ids[batch.positive_idx].tolist(), strict=True))
+    return found
 
 
 def test_ranks_share_the_global_batches_of_one_process(corpus: Path, tensorizer: Tensorizer) -> None:
     text = PseudoPairs(corpus)
     for source in (text, open_tokens(text, tensorizer, SET)):
         whole = batches_of(source, tensorizer, Ranks())
-        assert [
-            values(batch) for batch in batches_of(pickle.loads(pickle.dumps(source)), tensorizer, Ranks())
-        ] == list(map(values, whole))
+        sent = pickle.loads(pickle.dumps(source))
+        assert list(map(values, batches_of(sent, tensorizer, Ranks()))) == list(map(values, whole))
         for size in (2, 3):
             parts = [batches_of(source, tensorizer, Ranks(rank, size)) for rank in range(size)]
             for number, batch in enumerate(whole):
                 of_global_batch = [part[number] for part in parts]
                 assert [row for part in of_global_batch for row in part.rows] == list(batch.rows)
-                assert torch.equal(
-                    torch.cat([part.context_ids for part in of_global_batch]), batch.context_ids
-                )
-                assert torch.equal(
-                    torch.cat([part.questions.tokens for part in of_global_batch]), batch.questions.tokens
-                )
-        first, second = (
-            identities(batches) for batches in (whole, batches_of(source, tensorizer, Ranks(), epoch=1))
-        )
+                ids = torch.cat([part.context_ids for part in of_global_batch])
+                assert torch.equal(ids, batch.context_ids)
+                asked = torch.cat([part.questions.tokens for part in of_global_batch])
+                assert torch.equal(asked, batch.questions.tokens)
+        later = batches_of(source, tensorizer, Ranks(), epoch=1)
+        first, second = identities(whole), identities(later)
         again = [row for row in first if row in second]
         assert len(again) > 10
         assert all(first[row][1] != second[row][1] for row in again)  # another cut in every epoch
 
 
-def test_no_passage_of_the_document_is_a_negative(corpus: Path, tensorizer: Tensorizer) -> None:
+@pytest.mark.parametrize("seed", [7, None], ids=["training", "validation"])
+def test_no_passage_of_the_document_is_a_negative(
+    corpus: Path, tensorizer: Tensorizer, seed: int | None
+) -> None:
     source = PseudoPairs(corpus)
-    for batch in batches_of(source, tensorizer, Ranks()):
+    for batch in batches_of(source, tensorizer, Ranks(), seed=seed):
         in_corpus = [source.row(row) for row in batch.rows]
         drawn_ids = batch.context_ids[batch.positive_idx, 0].tolist()
-        documents = [
-            row.document if row.words.text else drawn for row, drawn in zip(in_corpus, drawn_ids, strict=True)
-        ]
+        rows = zip(in_corpus, drawn_ids, strict=True)
+        documents = [row.document if row.words.text else drawn for row, drawn in rows]
         known = batch.known_positive_ids, batch.known_positive_valid
-        found = find_candidates(
-            "distinct", batch.positive_idx, batch.context_valid, batch.context_ids, *known
-        )
+        facts = batch.positive_idx, batch.context_valid, batch.context_ids
+        found = find_candidates("distinct", *facts, *known)
         assert found.counts.all()  # two cuts of one document are two passages
         for question, document in enumerate(documents):
-            same = {
-                column for column, other in enumerate(documents) if other == document and column != question
-            }
-            assert {column for column in found.masked[question].tolist() if column < len(documents)} == same
+            same = {column for column, other in enumerate(documents) if other == document} - {question}
+            masked = {column for column in found.masked[question].tolist() if column < len(documents)}
+            assert masked == same
     files = [source.row(row).document for row in (1, 2, 0, 3)]
     assert files[0] == files[1]
     assert len(set(files)) == 3  # rows 0 and 3 have no file: by title
 
 
 def test_in_place_of_an_empty_passage_any_other_may_come(tmp_path: Path) -> None:
-    rows = [
-        {"text": f"{word} {word} {word}" if number != 2 else "  "} for number, word in enumerate(WORDS[:6])
-    ]
+    texts = [f"{word} {word} {word}" for word in WORDS[:6]]
+    rows = [{"text": text if number != 2 else "  "} for number, text in enumerate(texts)]
     source = PseudoPairs(write_corpus(tmp_path / "gap.jsonl", rows), kinds="crops", drop_words=0)
     found = Counter(drawn(source, 2, pass_number).positives[0].text.split()[0] for pass_number in range(500))
     assert set(found) == {word for number, word in enumerate(WORDS[:6]) if number != 2}
@@ -178,30 +167,22 @@ def test_in_place_of_an_empty_passage_any_other_may_come(tmp_path: Path) -> None
 
 def test_no_question_of_the_document_competes_for_a_passage(corpus: Path, tensorizer: Tensorizer) -> None:
     for batch in batches_of(PseudoPairs(corpus), tensorizer, Ranks()):
-        known = torch.cat(
-            [batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2
-        )
-        global_batch = SimpleNamespace(
-            questions=torch.zeros(len(batch), 1), own_questions=slice(0, len(batch)), known_positives=known
-        )
+        marks = batch.known_positive_valid[:, :, None].to(torch.int64)
+        known = torch.cat([batch.known_positive_ids, marks], dim=2)
+        own = {"questions": torch.zeros(len(batch), 1), "own_questions": slice(0, len(batch))}
+        global_batch = SimpleNamespace(**own, known_positives=known)
         found = competing_questions(global_batch, batch, "distinct")  # type: ignore[arg-type]
         documents = batch.context_ids[:, 0].tolist()
         for row, document in enumerate(documents):
-            same = {
-                other for other, of_other in enumerate(documents) if of_other == document and other != row
-            }
+            same = {place for place, other in enumerate(documents) if other == document} - {row}
             assert {question for question in found.masked[row].tolist() if question < len(batch)} == same
             assert int(found.target[row]) == row
 
 
 @pytest.mark.parametrize(("share", "are_documents"), [(0.5, False), (0.05, True)])
-def test_a_title_that_many_passages_have_is_no_document(
-    tmp_path: Path, share: float, are_documents: bool
-) -> None:
-    rows = [
-        {"title": "Bo" if number < share * 200 else f"Bo {number}", "text": f"ba be {number}"}
-        for number in range(200)
-    ]
+def test_a_title_of_many_passages_is_no_document(tmp_path: Path, share: float, are_documents: bool) -> None:
+    titles = ["Bo" if number < share * 200 else f"Bo {number}" for number in range(200)]
+    rows = [{"title": title, "text": f"ba be {number}"} for number, title in enumerate(titles)]
     source = PseudoPairs(write_corpus(tmp_path / "titled.jsonl", rows))
     assert (source.row(0).document == source.row(1).document) == are_documents
 
@@ -223,20 +204,14 @@ def test_a_file_of_more_than_half_of_the_passages_is_no_document(tmp_path: Path)
 
 
 def test_what_is_held_back_is_held_back_whole(tmp_path: Path) -> None:
-    rows = [
-        {"text": f"ba be bi. Bo bu {number}", "metadata": {"file": f"{number // 5}.md"}}
-        for number in range(400)
-    ]
+    files = [{"file": f"{number // 5}.md"} for number in range(400)]
+    rows = [{"text": f"ba be bi. Bo bu {row}", "metadata": file} for row, file in enumerate(files)]
     file = write_corpus(tmp_path / "files.jsonl", rows)
     train, held = PseudoPairs(file, held_back=0.2), PseudoPairs(file, held_back=0.2, held_only=True)
-    documents = [
-        {
-            drawn(source, row, pass_number).positives[0].identity[0]
-            for row in range(len(source))
-            for pass_number in (0, 1)
-        }
-        for source in (train, held)
-    ]
+    documents: list[set[int]] = [set(), set()]
+    for source, found in zip((train, held), documents, strict=True):
+        for row in range(len(source)):
+            found |= {drawn(source, row, lap).positives[0].identity[0] for lap in (0, 1)}
     assert not documents[0] & documents[1]
     assert len(documents[0] | documents[1]) == 80
     assert len(held) == 5 * len(documents[1])
@@ -248,11 +223,9 @@ class Shout:
     """A maker of the user's."""
 
     def pair(self, passage: Passage, generator: np.random.Generator) -> tuple[str, Passage] | None:
-        return (
-            None
-            if int(passage.id or 0) % 2
-            else (passage.text.upper()[:5], Passage(passage.text[5:], passage.title))
-        )
+        if int(passage.id or 0) % 2:
+            return None
+        return passage.text.upper()[:5], Passage(passage.text[5:], passage.title)
 
 
 class Bad(Shout):
@@ -281,18 +254,14 @@ def test_every_kind_is_what_it_says(corpus: Path) -> None:
     cuts = {kind: [KINDS[kind][0](words, rng) for _ in range(300)] for kind in KINDS}
 
     def read(cut: Any) -> tuple[str, str]:
-        return " ".join([title[w] for w in cut.title] + [text[w] for w in cut.question]), " ".join(
-            word for start, end in cut.passage for word in text[start:end]
-        )
+        rest = [word for start, end in cut.passage for word in text[start:end]]
+        asked = [title[w] for w in cut.title] + [text[w] for w in cut.question]
+        return " ".join(asked), " ".join(rest)
 
     assert {read(cut) for cut in cuts["title"]} == {("Doc > Head of it", passage.text)}
     asked = [read(cut) for cut in cuts["sentence"]]
-    assert {question for question, _ in asked} == {
-        "Ba be bi.",
-        "Is it bo?",
-        "Yes it is bu.",
-        "Last one e.g. ba.",
-    }
+    whole = "Ba be bi.|Is it bo?|Yes it is bu.|Last one e.g. ba."
+    assert {question for question, _ in asked} == set(whole.split("|"))
     assert 10 <= sum(question in rest for question, rest in asked) <= 60
     for question, rest in map(read, cuts["crops"]):
         assert question in passage.text
@@ -348,7 +317,7 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
         PseudoPairs(one, held_back=0.1, held_only=True)
 
 
-def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
+def test_what_changes_texts_is_cut_from_them(
     corpus: Path, tensorizer: Tensorizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = PseudoPairs(corpus)
@@ -366,14 +335,12 @@ def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
 def test_a_tokenizer_that_joins_words_is_given_the_text(corpus: Path, tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    joined = Tokenizer(
-        models.WordLevel({"[UNK]": 0, "[PAD]": 1, "ba": 2, "be": 3, "bi": 4}, unk_token="[UNK]")
-    )
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, "ba": 2, "be": 3, "bi": 4}
+    joined = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     joined.pre_tokenizer = pre_tokenizers.Split("X", "removed")  # type: ignore[assignment]
     folder = tmp_path / "joined"
-    PreTrainedTokenizerFast(tokenizer_object=joined, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(
-        str(folder)
-    )
+    made = PreTrainedTokenizerFast(tokenizer_object=joined, unk_token="[UNK]", pad_token="[PAD]")
+    made.save_pretrained(str(folder))
     made = Tensorizer.load(folder, sequence_length=24)
     made.text = TextSettings(plain_apostrophes=False)
     source = PseudoPairs(corpus)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from dpr.core.batch import plan_token_batches
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
@@ -19,8 +18,13 @@ from dpr.data.loader import cut_into_batches
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import normalize_passage, normalize_question
+from dpr.data.tokenizer_files import append_end_token
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from tests.helpers.decoders import BEGIN, END, KINDS, byte_tokenizer, decoder_folder
+from tests.helpers.decoders import VOCABULARY as BYTES
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
-from tests.unit.data.test_joining import fast_tokenizer
+from tests.unit.data.test_joining import fast_tokenizer, stored
 
 CLS, SEP, MASK = (VOCABULARY.index(token) for token in ("[CLS]", "[SEP]", "[MASK]"))
 
@@ -39,9 +43,8 @@ def tensorizer(folder: Path, length: int = 12, **options: object) -> Tensorizer:
 
 
 def test_a_title_makes_a_pair_and_no_title_a_single_text(folder: Path) -> None:
-    encoded = tensorizer(folder).passage_tokens(
-        [Passage(" ba be ", "da"), Passage(" ba be "), Passage("ba", " ")]
-    )
+    passages = [Passage(" ba be ", "da"), Passage(" ba be "), Passage("ba", " ")]
+    encoded = tensorizer(folder).passage_tokens(passages)
     assert encoded[0] == [CLS, *ids("da"), SEP, *ids("ba be"), SEP]
     assert encoded[1] == [CLS, *ids("ba be"), SEP]
     assert encoded[2] == [CLS, SEP, *ids("ba"), SEP]
@@ -49,22 +52,18 @@ def test_a_title_makes_a_pair_and_no_title_a_single_text(folder: Path) -> None:
 
 def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(folder: Path) -> None:
     long = Passage("ba be bi bo bu ca ce ci co cu", "da de")
-    assert tensorizer(folder, 9).passage_tokens([long]) == [
-        [CLS, *ids("da de"), SEP, *ids("ba be bi bo"), SEP]
-    ]
+    (tokens,) = tensorizer(folder, 9).passage_tokens([long])
+    assert tokens == [CLS, *ids("da de"), SEP, *ids("ba be bi bo"), SEP]
     assert tensorizer(folder, 5).question_tokens(["ba be bi bo bu"]) == [[CLS, *ids("ba be bi"), SEP]]
 
 
 @pytest.mark.parametrize("length", [3, 5, 12])
-def test_a_long_title_is_cut_as_the_tokenizer_cuts_it_without_asking_it_to(
+def test_a_long_title_is_cut_as_by_the_tokenizer(
     folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a pair with two long parts the tokenizer makes every window of one with every window of the
-    other."""
-    passages = [
-        Passage("da be " * texts, "ba di " * titles)
-        for titles, texts in ((10, 1), (10, 10), (100, 3), (40, 200))
-    ]
+    """Of two long parts the tokenizer makes every pair of windows."""
+    sizes = (10, 1), (10, 10), (100, 3), (40, 200)
+    passages = [Passage("da be " * texts, "ba di " * titles) for titles, texts in sizes]
     pairs = [(passage.title, passage.text.strip()) for passage in passages]
     expected = tensorizer(folder, length)._encode(pairs, length)
     ours = tensorizer(folder, length)
@@ -93,9 +92,7 @@ def test_prefix_and_suffix(folder: Path) -> None:
     assert known.question_text("ba be?", suffix="?") == "ba be?"
 
 
-def test_special_tokens_take_unused_slots_are_never_split_and_survive_saving(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_special_tokens_take_unused_slots_and_survive_saving(folder: Path, tmp_path: Path) -> None:
     special = tensorizer(folder, special_tokens=["[Qa]", "[Qb]"])
     expected = [[CLS, 1, *ids("ba"), 2, SEP]]
     assert special.question_tokens(["ba [Qb]"], prefix="[Qa] ") == expected
@@ -117,9 +114,7 @@ def test_selectors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("selector", [1000, 12, -1, True, False, 1.5, "", "[nope]", [0]])
-def test_a_selector_that_is_no_position_of_a_question_and_no_token_is_refused(
-    folder: Path, selector: Any
-) -> None:
+def test_a_selector_that_is_no_position_and_no_token_is_refused(folder: Path, selector: Any) -> None:
     small = tensorizer(folder)
     with pytest.raises(ConfigError, match="selector="):
         small.representation_positions(small.question_tokens(["ba be"]), selector)
@@ -157,13 +152,6 @@ def test_masking_spares_special_tokens_and_follows_its_probability(folder: Path)
     assert all(new in (old, MASK) for new, old in zip(masked, tokens, strict=True))
 
 
-def test_lower_casing_follows_the_setting(folder: Path) -> None:
-    assert tensorizer(folder, do_lower_case=True).question_tokens(["BA"]) == [[CLS, *ids("ba"), SEP]]
-    assert tensorizer(folder, do_lower_case=False).question_tokens(["BA"]) == [
-        [CLS, VOCABULARY.index("[UNK]"), SEP]
-    ]
-
-
 def test_the_fingerprint_depends_on_vocabulary_and_lengths_and_not_on_use(folder: Path) -> None:
     known = tensorizer(folder)
     before = known.fingerprint
@@ -176,15 +164,6 @@ def test_the_fingerprint_depends_on_vocabulary_and_lengths_and_not_on_use(folder
 def test_a_folder_without_a_tokenizer_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="pretrained_model_cfg"):
         tensorizer(tmp_path)
-
-
-def test_token_batches_cover_everything_once_within_the_budget() -> None:
-    lengths = np.array([3, 50, 7, 7, 1, 20, 100])
-    batches = plan_token_batches(lengths, 60)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(7))
-    assert all(lengths[batch].max() * len(batch) <= 60 or len(batch) == 1 for batch in batches)
-    assert batches[0].tolist() == [6]
-    assert plan_token_batches(np.array([], dtype=np.int64), 10) == []
 
 
 @pytest.mark.parametrize(
@@ -219,8 +198,7 @@ def test_a_vocabulary_of_special_tokens_and_a_word_is_one(kept: str, tmp_path: P
 
 
 def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
-    """A tokenizer without special tokens makes nothing of an empty text, which has to have a vector all the
-    same."""
+    """Without special tokens an empty text has no token, but needs a vector."""
     plain = Tensorizer(fast_tokenizer("gpt2", eos_token="?"), sequence_length=8)
     end = [VOCABULARY.index("?")]
     assert plain.question_tokens(["", "ba", " "]) == [end, ids("ba"), end]
@@ -232,30 +210,21 @@ def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
 @pytest.mark.parametrize(
     ("kind", "pair", "single"), [("bert", 3, 2), ("roberta", 4, 2), ("t5", 2, 1), ("gpt2", 0, 0)]
 )
-def test_a_length_that_special_tokens_exceed_is_refused_and_others_are_kept(
-    kind: str, pair: int, single: int
-) -> None:
+def test_a_length_that_special_tokens_exceed_is_refused(kind: str, pair: int, single: int) -> None:
     least = max(pair, 1)
     made = Tensorizer(fast_tokenizer(kind), sequence_length=least, question_length=max(single, 1))
     assert len(made.passage_tokens([Passage("ba be", "bi bo")])[0]) == least
     assert len(made.question_tokens(["ba be"])[0]) == max(single, 1)
     if pair:
-        with pytest.raises(
-            ConfigError,
-            match=f"sequence_length={pair - 1} is less than the {pair} special tokens of a title and",
-        ):
+        with pytest.raises(ConfigError, match=f"{pair - 1} is less than the {pair} special tokens"):
             Tensorizer(fast_tokenizer(kind), sequence_length=pair - 1)
     if single > 1:
-        with pytest.raises(
-            ConfigError,
-            match=f"question_length={single - 1} is less than the {single} special tokens of a question",
-        ):
+        with pytest.raises(ConfigError, match=f"{single - 1} is less than the {single} special tokens"):
             Tensorizer(fast_tokenizer(kind), sequence_length=8, question_length=single - 1)
 
 
 def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> None:
-    """How the last call cut and padded is part of a tokenizer's state, and so of the files that it writes,
-    unless it is taken out."""
+    """A tokenizer's state, and so its files, include how the last call cut and padded."""
 
     def saved(known: Tensorizer, name: str) -> dict[str, bytes]:
         (tmp_path / name).mkdir()
@@ -279,10 +248,8 @@ def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> N
     assert saved(again, "again")["tokenizer.json"] == before["tokenizer.json"]
     again.passage_tokens([Passage("1", "ba", "be")])
     assert saved(again, "again used") == saved(tensorizer(tmp_path / "other"), "not used")
-    assert (
-        again.fingerprint == known.fingerprint
-        and again.vocabulary_fingerprint == known.vocabulary_fingerprint
-    )
+    assert again.fingerprint == known.fingerprint
+    assert again.vocabulary_fingerprint == known.vocabulary_fingerprint
 
 
 def test_an_expression_without_end_is_one_line(tmp_path: Path) -> None:
@@ -292,3 +259,72 @@ def test_an_expression_without_end_is_one_line(tmp_path: Path) -> None:
     assert made.question_tokens(["ba"])
     with pytest.raises(InputError, match="the tokenizer fails on a text"):
         made.question_tokens(["a" * 60 + "!"])
+
+
+EOS = BYTES[END]
+PASSAGES = [Passage("abcdefghijkl"), Passage("xyz" * 9, "title"), Passage("xyz", "a title that is long")]
+PASSAGES += [Passage(""), Passage("b")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [4, 9, 40])
+def test_an_end_token_survives_truncation(kind: str, length: int) -> None:
+    tokenizer = byte_tokenizer(kind)
+    append_end_token(tokenizer)
+    tensorizer = Tensorizer(tokenizer, sequence_length=length)
+    found = [*tensorizer.question_tokens(["abcdefghijkl", "a", ""]), *tensorizer.passage_tokens(PASSAGES)]
+    assert all(tokens[-1] == EOS and tokens.count(EOS) == 1 and len(tokens) <= length for tokens in found)
+    begin = [BYTES[BEGIN]] if kind == "llama" else []
+    assert found[0][:-1] == [*begin, *range(BYTES["a"], BYTES["m"])][: length - 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_put_there_once_and_stored_with_the_tokenizer(kind: str, tmp_path: Path) -> None:
+    byte_tokenizer(kind).save_pretrained(str(tmp_path / "plain"))
+    first = Tensorizer.load(tmp_path / "plain", sequence_length=9, append_eos=True)
+    first.save(tmp_path)
+    for again in (True, False):
+        second = Tensorizer.load(tmp_path, sequence_length=9, append_eos=again)
+        assert second.passage_tokens(PASSAGES) == first.passage_tokens(PASSAGES)
+        assert second.fingerprint == first.fingerprint
+    plain = Tensorizer.load(tmp_path / "plain", sequence_length=9)
+    assert (plain.fingerprint == first.fingerprint) == (kind == "qwen3 embedding")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_a_store_and_random_windows_end_with_it_too(kind: str) -> None:
+    tokenizer = byte_tokenizer(kind)
+    append_end_token(tokenizer)
+    tensorizer = Tensorizer(tokenizer, sequence_length=9)
+    joined = tensorizer.passage_tokens([stored(tensorizer, passage) for passage in PASSAGES])
+    assert joined == tensorizer.passage_tokens(PASSAGES)
+    for passage in PASSAGES:
+        assert tensorizer.cropped_passage_tokens(passage, 9, np.random.default_rng(0))[-1] == EOS
+
+
+def test_tokenizers_without_one_and_of_other_kinds_are_refused_and_bert_has_its_own() -> None:
+    with pytest.raises(ConfigError, match="has no end token"):
+        append_end_token(byte_tokenizer(eos_token=None, pad_token=None))
+    with pytest.raises(ConfigError, match="adds special tokens by RobertaProcessing"):
+        append_end_token(fast_tokenizer("roberta", eos_token="[MASK]"))
+    bert = fast_tokenizer("bert", eos_token="[SEP]")
+    before = bert.backend_tokenizer.to_str()
+    append_end_token(bert)
+    assert bert.backend_tokenizer.to_str() == before
+
+
+def test_a_decoder_that_is_read_at_its_last_token_needs_one(tmp_path: Path) -> None:
+    folder = str(decoder_folder(tmp_path / "decoder"))
+    settings = {"pooling": "last", "sequence_length": 16, "shared": True}
+    with pytest.raises(ConfigError, match=r"set encoder\.append_eos=true"):
+        BiEncoder.from_pretrained(folder, EncoderSettings(**settings), pretrained=False)
+    with_end = EncoderSettings(**settings, append_eos=True)
+    model = BiEncoder.from_pretrained(folder, with_end, pretrained=False).eval()
+    assert model.question_model.is_packed
+    model.save(tmp_path / "saved")
+    loaded = BiEncoder.load(tmp_path / "saved")
+    assert loaded.settings.append_eos and loaded.fingerprint == model.fingerprint
+    texts = ["a text that is longer than sixteen tokens", "short", ""]
+    assert np.array_equal(loaded.encode(texts), model.encode(texts))
+    ends = decoder_folder(tmp_path / "with an end", "qwen3 embedding")
+    BiEncoder.from_pretrained(str(ends), EncoderSettings(**settings), pretrained=False)

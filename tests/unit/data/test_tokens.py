@@ -1,17 +1,19 @@
-"""Training from stored tokens is training from the text: the same batches, curve and weights; what is damaged
-or stale is not used."""
+"""Stored tokens give the batches of the text; stores that are damaged or stale are not used."""
 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing as mp
 import os
 import pickle
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,11 +36,25 @@ from dpr.storage.steps import Steps
 from tests.helpers.tiny import encoder_folder, make_samples
 
 PLAIN = DataSetSettings()
+CROPPED = Augmentation(crop_tokens=8)
+ASKED = DataSetSettings(special_token="[unused1]", query_special_suffix="?", selector=1)
+ALL_OPTIONS = replace(ASKED, shuffle_positives=True, normalize=True, exclude_gold=True)
+
+
+def with_scores(sample: TrainingSample, row: int) -> TrainingSample:
+    """The same passage has another score of the teacher in every row; some have none."""
+
+    def scored(listed: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        places = range(row, row + len(listed))
+        scores = [None if place % 4 == 3 else math.sin(16 * row + place) for place in places]
+        return tuple(replace(one, teacher_score=score) for one, score in zip(listed, scores, strict=True))
+
+    lists = ("positives", "hard_negatives", "other_negatives")
+    return replace(sample, **{name: scored(getattr(sample, name)) for name in lists})
 
 
 def many_samples(count: int = 60) -> list[TrainingSample]:
-    """Samples with every trait that decides a batch: repeated questions across parts, scores, typographic
-    signs, several lists."""
+    """Samples with repeated questions across parts, scores, typographic signs and several lists."""
     samples = make_samples(count, seed=4)
     scored = tuple(
         Passage(f'"{p.text}\n\N{RIGHT SINGLE QUOTATION MARK}"', p.title, p.id, True)
@@ -51,10 +67,10 @@ def many_samples(count: int = 60) -> list[TrainingSample]:
         samples[1].other_negatives,
     )
     for row in (count // 2, count - 1):
-        samples[row] = TrainingSample(
-            samples[0].question, samples[row].positives, samples[row].hard_negatives
-        )
-    return samples
+        samples[row] = replace(samples[row], question=samples[0].question, other_negatives=())
+    last_part = 2 * count // 3
+    scored_samples = [with_scores(sample, row) for row, sample in enumerate(samples[:last_part])]
+    return [*scored_samples, *samples[last_part:]]
 
 
 @pytest.fixture
@@ -88,35 +104,23 @@ def batches(
     source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, workers: int = 0, **collating: Any
 ) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
-    global_batches = cut_into_batches(
-        [(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3
-    )
-    order = [
-        (epoch, global_batch)
-        for epoch in range(2)
-        for global_batch in range(global_batches.iterator.batches_per_epoch)
-    ]
+    sets = [(source, options)]
+    global_batches = cut_into_batches(sets, collator, global_batch_size=6, ranks=Ranks(), seed=3)
+    numbers = range(global_batches.iterator.batches_per_epoch)
+    order = [(epoch, number) for epoch in range(2) for number in numbers]
     return list(batch_loader(global_batches, order, num_workers=workers))
 
 
 def values(batch: BiEncoderBatch) -> list[Any]:
     parts = [batch.questions, batch.contexts]
     tensors = [getattr(part, name) for part in parts for name in ("tokens", "lengths", "position")]
-    names = (
-        "context_row",
-        "context_valid",
-        "context_ids",
-        "positive_idx",
-        "known_positive_ids",
-        "known_positive_valid",
-        "loss_weights",
-    )
+    names = "context_row context_valid context_ids positive_idx loss_weights".split()
+    names += ["known_positive_ids", "known_positive_valid"]
     tensors += [getattr(batch, name) for name in names]
-    return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [
-        batch.rows,
-        batch.datasets,
-        batch.encoder_type,
-    ]
+    if batch.teacher_scores is not None:
+        tensors.append(batch.teacher_scores.nan_to_num(9.0))
+    facts = [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors]
+    return [*facts, batch.rows, batch.datasets, batch.encoder_type]
 
 
 @pytest.mark.parametrize(
@@ -124,34 +128,13 @@ def values(batch: BiEncoderBatch) -> list[Any]:
     [
         (PLAIN, {"seed": 1}),
         (PLAIN, {}),
-        (
-            DataSetSettings(
-                special_token="[unused1]",
-                query_special_suffix="?",
-                selector=1,
-                shuffle_positives=True,
-                normalize=True,
-                exclude_gold=True,
-            ),
-            {"seed": 1},
-        ),
+        (ALL_OPTIONS, {"seed": 1}),
         (DataSetSettings(query_prefix="ba bo: ", passage_prefix="be bi: "), {}),
-        (
-            DataSetSettings(passage_prefix="be bi: ", normalize=True),
-            {"seed": 1, "augmentation": Augmentation(crop_tokens=8)},
-        ),
-        (PLAIN, {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
-        (PLAIN, {"seed": 2, "augmentation": Augmentation(crop_tokens=7, mask_probability=0.3)}),
+        (DataSetSettings(passage_prefix="be bi: ", normalize=True), {"seed": 1, "augmentation": CROPPED}),
+        (PLAIN, {"seed": 1, "augmentation": CROPPED}),
+        (PLAIN, {"seed": 2, "augmentation": replace(CROPPED, mask_probability=0.3)}),
     ],
-    ids=[
-        "training",
-        "validation",
-        "all options",
-        "prefixes",
-        "prefix, cropped",
-        "cropped",
-        "cropped and masked",
-    ],
+    ids="training,validation,all options,prefixes,prefix and crop,cropped,cropped and masked".split(","),
 )
 def test_batches_are_those_of_the_text(
     text: TrainingSet,
@@ -173,20 +156,25 @@ def test_batches_are_those_of_the_text(
 
     monkeypatch.setattr(type(tensorizer.tokenizer), "__call__", tokenise)
     found = batches(source, tensorizer, options, **collating)
-    assert len(found) == 20
-    assert [values(batch) for batch in found] == [values(batch) for batch in expected]
+    assert len(found) == 20 and any(batch.teacher_scores is not None for batch in found)
+    assert list(map(values, found)) == list(map(values, expected))
+    parts = sorted(Path(source._folder).glob("part-*"))
+    assert [np.load(part / "scores.npy").size > 0 for part in parts] == [True, True, False]
 
 
-def test_one_store_serves_every_sequence_length(
-    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path
-) -> None:
+def test_a_store_serves_every_length(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
     stored(text, tensorizer)
     short = Tensorizer(tensorizer.tokenizer, sequence_length=5)
     source = stored(text, short, build=False)
-    assert [values(batch) for batch in batches(source, short, PLAIN)] == [
-        values(batch) for batch in batches(text, short, PLAIN)
-    ]
+    assert_as_text(source, text, short)
     assert store_folder(tmp_path)
+
+
+def assert_as_text(
+    source: Any, text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings = PLAIN
+) -> None:
+    found, expected = (batches(each, tensorizer, options) for each in (source, text))
+    assert list(map(values, found)) == list(map(values, expected))
 
 
 def written_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -216,24 +204,18 @@ def test_what_changes_tokens_makes_another_store(
         write_training_set(tmp_path / "train.jsonl", many_samples()[:-1])
         text = open_training_set(tmp_path / "train.jsonl", name="tiny")
     elif change == "vocabulary":
-        tensorizer = Tensorizer.load(
-            tmp_path / "tokenizer", sequence_length=12, question_length=6, special_tokens=["[Q]"]
-        )
+        folder = tmp_path / "tokenizer"
+        tensorizer = Tensorizer.load(folder, sequence_length=12, question_length=6, special_tokens=["[Q]"])
     elif change == "name":
         text = open_training_set(tmp_path / "train.jsonl", name="b")
     else:
-        changed = {
-            "prefix": {"query_prefix": "ba"},
-            "passage prefix": {"passage_prefix": "ba "},
-            "normalize": {"normalize": True},
-        }
+        changed = {"prefix": {"query_prefix": "ba"}, "passage prefix": {"passage_prefix": "ba "}}
+        changed["normalize"] = {"normalize": True}
         options = DataSetSettings(**changed[change])  # type: ignore[arg-type]
     assert not isinstance(open_tokens(text, tensorizer, options, build=False), StoredTokens)
     second = stored(text, tensorizer, options)
     assert first._folder != second._folder
-    assert [values(batch) for batch in batches(second, tensorizer, options)] == [
-        values(batch) for batch in batches(text, tensorizer, options)
-    ]
+    assert_as_text(second, text, tensorizer, options)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "a byte", "no manifest", "another's part"])
@@ -259,9 +241,7 @@ def test_damage_found_at_opening_is_repaired_and_good_parts_are_kept(
     source = stored(text, tensorizer)
     # Without the manifest nothing says what the parts were.
     assert written == (PARTS if damage == "no manifest" else ["part-00001"])
-    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
-        values(batch) for batch in batches(text, tensorizer, PLAIN)
-    ]
+    assert_as_text(source, text, tensorizer)
     assert verify_folder(folder) == []
 
 
@@ -320,13 +300,10 @@ def test_several_processes_build_what_one_builds(
     for cores in ({0}, {0, 1}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         source = stored(text, tensorizer, folder=tmp_path / f"store-{len(cores)}")
-        contents.append(
-            {path.relative_to(source._folder): path.read_bytes() for path in source._folder.rglob("*.npy")}
-        )
+        stored_files = {path.relative_to(source._folder): path for path in source._folder.rglob("*.npy")}
+        contents.append({name: path.read_bytes() for name, path in stored_files.items()})
     assert contents[0] == contents[1] and len(contents[0]) == 15
-    assert torch.equal(torch.get_rng_state(), state), (
-        "the run's random numbers must not depend on whether a store was built"
-    )
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_where_nothing_can_be_stored_training_is_from_the_text(
@@ -358,21 +335,17 @@ def test_a_tokenizer_that_joins_by_a_rule_of_its_own_is_found_out(
     assert "an unknown rule" in caplog.text
 
 
-def test_large_vocabularies_take_32_bits(
+def test_large_vocabularies(
     tmp_path: Path, text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tensorizer, "largest_id", property(lambda self: 70_000))
     source = stored(text, tensorizer)
-    assert read_manifest(source._folder)["metadata"]["made_of"]["bits"] == 32
-    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [
-        values(batch) for batch in batches(text, tensorizer, PLAIN)
-    ]
+    made_of = read_manifest(source._folder)["metadata"]["made_of"]
+    assert (made_of["bits"], made_of["layout"]) == (32, 6)
+    assert_as_text(source, text, tensorizer)
 
 
-def test_what_is_sent_to_workers_that_are_spawned_makes_the_same_batches(
-    text: TrainingSet, tensorizer: Tensorizer
-) -> None:
+def test_spawned_workers_make_the_same_batches(text: TrainingSet, tensorizer: Tensorizer) -> None:
     """As on Windows and macOS, where workers are not forked and everything they need is sent to them."""
-    source, expected = stored(text, tensorizer), batches(text, tensorizer, PLAIN)
-    sent, other = pickle.loads(pickle.dumps((source, tensorizer)))
-    assert [values(batch) for batch in batches(sent, other, PLAIN)] == [values(batch) for batch in expected]
+    sent, other = pickle.loads(pickle.dumps((stored(text, tensorizer), tensorizer)))
+    assert_as_text(sent, text, other)

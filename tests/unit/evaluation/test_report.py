@@ -248,7 +248,7 @@ def test_a_picture_shows_like_with_like_and_none_shows_nothing(tmp_path: Path) -
         )
     page = write_report(tmp_path, notes=["made from the texts"]).read_text()
     shown = texts(page)
-    assert "Loss of training" in shown and "Loss on dev sets" in shown, "they have other candidates"
+    assert "Training loss" in shown and "Loss on dev sets" in shown, "they have other candidates"
     assert "Padding share" not in shown, "a line on the edge"
     assert "dev/nll_loss" not in shown, "of one set, as nll_loss"
     assert "made from the texts" in shown

@@ -1,5 +1,4 @@
-"""The loss in blocks is the loss: value, number correct and gradients, with every kind of mask and any size
-of block."""
+"""The loss in blocks of any size equals the loss, in value, number correct and gradients."""
 
 from __future__ import annotations
 
@@ -31,21 +30,11 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
     valid[positive_idx] = True
     known = torch.cat([ids[positive_idx][:, None], identities(25, NUM_QUESTIONS, 3)], dim=1)
     known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
-    global_batch = make_global_batch(
-        vectors,
-        positive_idx,
-        rule=candidates,
-        ids=ids,
-        valid=valid,
-        known=(known, known_valid),
-        temperature=temperature,
-    )
+    facts = {"ids": ids, "valid": valid, "known": (known, known_valid), "temperature": temperature}
+    global_batch = make_global_batch(vectors, positive_idx, rule=candidates, **facts)
     result = BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch)
-    return [
-        result.loss,
-        result.num_correct,
-        *torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature)),
-    ]
+    gradients = torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature))
+    return [result.loss, result.num_correct, *gradients]
 
 
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])
@@ -69,9 +58,7 @@ def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
 
 
 @pytest.mark.parametrize("max_scores", [50, 1 << 20])
-def test_of_slots_with_one_passage_the_first_is_the_answer_however_their_scores_are_rounded(
-    max_scores: int,
-) -> None:
+def test_of_slots_with_one_passage_the_first_is_the_answer_despite_rounding(max_scores: int) -> None:
     """The original's rule, enumerated: the first of the highest scores, which are equal for equal vectors."""
     torch.manual_seed(0)
     num_first = 0

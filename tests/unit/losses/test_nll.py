@@ -77,8 +77,7 @@ def test_another_known_positive_is_masked_for_its_question_only() -> None:
 
 
 def test_padding_of_the_known_table_never_masks_a_passage() -> None:
-    """The filler (0, 0) may be some passage's identity only by chance; invalid entries must not count even
-    then."""
+    """The filler (0, 0) may be a passage's identity by chance."""
     ids = torch.tensor([[0, 0], [1, 0]])
     known = torch.zeros(1, 3, 2, dtype=torch.int64)
     absent = torch.zeros(1, 3, dtype=torch.bool)
@@ -89,63 +88,31 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
 
 
 def test_no_passage_of_a_known_document_competes() -> None:
-    """Passages of document 5 are in slots 0, 2 and 3; the third repeats the first. The second question knows
-    one passage beside."""
-    ids = torch.tensor([[5, 1], [6, 1], [5, 2], [5, 1], [7, 1]])
-    known = torch.tensor([[[5, WHOLE_DOCUMENT], [0, 0]], [[7, 1], [6, WHOLE_DOCUMENT]]])
-    valid = torch.tensor([[True, False], [True, True]])
-    scores = torch.tensor([[3, 1, 2, 3, 5], [1, 4, 2, 3, 7]])
-    candidates = find_candidates(
-        "distinct", torch.tensor([2, 1]), torch.ones(5, dtype=torch.bool), ids, known, valid
-    )
-    assert (candidates.mask_(scores.double()) == MASKED_SCORE).tolist() == [
-        [True, False, False, True, False],
-        [False] * 3 + [True] * 2,
-    ]
     for seed in range(20):  # as comparing one by one
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, 4, (9, 2), generator=generator)
         positives = torch.randperm(9, generator=generator)[:5]
-        known = torch.stack(
-            [ids[positives, 0], torch.where(torch.arange(5) % 2 > 0, WHOLE_DOCUMENT, ids[positives, 1])],
-            dim=1,
-        )[:, None]
-        found = find_candidates(
-            "distinct",
-            positives,
-            torch.ones(9, dtype=torch.bool),
-            ids,
-            known,
-            torch.ones(5, 1, dtype=torch.bool),
-        )
+        whole = torch.where(torch.arange(5) % 2 > 0, WHOLE_DOCUMENT, ids[positives, 1])
+        known = torch.stack([ids[positives, 0], whole], dim=1)[:, None]
+        valid = torch.ones(9, dtype=torch.bool), torch.ones(5, 1, dtype=torch.bool)
+        found = find_candidates("distinct", positives, valid[0], ids, known, valid[1])
         left_out = found.mask_(torch.zeros(5, 9)) == MASKED_SCORE
         for row, positive in enumerate(positives.tolist()):
             for column in range(9):
                 is_first = not any(torch.equal(ids[column], other) for other in ids[:column])
                 is_target = torch.equal(ids[column], ids[positive]) and is_first
-                is_known = (
-                    bool(ids[column, 0] == ids[positive, 0])
-                    if row % 2
-                    else torch.equal(ids[column], ids[positive])
-                )
-                assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target)), (
-                    seed,
-                    row,
-                    column,
-                )
+                is_known = torch.equal(ids[column], ids[positive])
+                if row % 2:
+                    is_known = bool(ids[column, 0] == ids[positive, 0])
+                assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target))
 
 
 def passages_of(slots: list[tuple[str | None, str]]) -> list[int]:
-    """Of each slot the first one of its passage: slots that share id or text, or have such slots between
-    them."""
+    """The first slot of each slot's passage: slots are joined by ids and by texts."""
     first = list(range(len(slots)))
     for _ in slots:
         for slot, (key, text) in enumerate(slots):
-            same = [
-                other
-                for other, (its, words) in enumerate(slots)
-                if text == words or (key is not None and key == its)
-            ]
+            same = [other for other, its in enumerate(slots) if is_same((key, text), its)]
             first[slot] = min(first[other] for other in same)
     return first
 
@@ -187,8 +154,7 @@ def is_same(one: tuple[str | None, str], other: tuple[str | None, str]) -> bool:
 
 @pytest.mark.parametrize("settings", [{}, {"symmetric_weight": 1.0, "nll_weight": 0.0}])
 def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) -> None:
-    """Each of two texts is the positive of two questions and the hard negative of another, with ids of its
-    own each time, and with none."""
+    """Each of two texts is the positive of two questions and a hard negative of another."""
     rows = [("ba", "x", "y"), ("be", "x", "z"), ("bi", "y", "x"), ("bo", "y", "y")]
     found = []
     for has_ids in (True, False):
@@ -207,12 +173,8 @@ def test_ids_make_no_difference_where_texts_are_equal(settings: dict[str, Any]) 
         slots = vectors[["xyz".index(passage.text) for passage in passages]]
         global_batch = make_global_batch(slots, positives, ids=ids, known=(known, valid))
         sent = torch.cat([known, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
-        global_batch = replace(
-            global_batch,
-            questions=questions,
-            known_positives=sent,
-            own_scores=own_scores(questions, global_batch),
-        )
+        global_batch = replace(global_batch, questions=questions, known_positives=sent)
+        global_batch = replace(global_batch, own_scores=own_scores(questions, global_batch))
         found.append(Objective(ObjectiveSettings(**settings))(questions, global_batch, batch).loss)
     assert torch.equal(*found)
 

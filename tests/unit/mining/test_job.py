@@ -167,7 +167,7 @@ def test_a_corpus_without_the_positives_is_refused_and_missing_ones_are_counted(
     ]
     train_set(tmp_path, rows)
     assert main(arguments) == (3 if held == 0 else 0)
-    assert f"holds {held} of the 30 positives" in capsys.readouterr().err
+    assert f"contains {held} of the 30 positives" in capsys.readouterr().err
     if not held:
         assert main([*arguments, "allow_missing=true"]) == 0
         cleaned = [replace(sample.positives[0], text=f"(right) {n}.") for n, sample in enumerate(rows)]

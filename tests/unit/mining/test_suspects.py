@@ -152,7 +152,7 @@ def test_suspects_are_dropped(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
     capsys.readouterr()
     assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) == 0
-    assert "there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     Path("checked.jsonl").write_text(json.dumps(chosen[0]) + "\n")
     assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) != 0, (
         "of another list"

@@ -1,5 +1,4 @@
-"""Backbones of every family: their dropout is what was asked for, and of encoder-decoders with a text encoder
-that is taken."""
+"""Backbones of every family have the dropout that was asked for; encoder-decoders give their text encoder."""
 
 from __future__ import annotations
 
@@ -10,43 +9,26 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers import AutoConfig, AutoModel
+from transformers.utils import logging
 
-from dpr.core.batch import TokenBatch
+from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
+from dpr.models import backbones
 from dpr.models.backbones import backbone_from_config, load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
 from dpr.models.properties import dropout_of
-from tests.helpers.tiny import VOCABULARY, ListSource, make_samples
+from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
 from tests.helpers.training import make_trainer
+from tests.unit.models.fast.test_packing import SMALL, batch_of
 
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": len(VOCABULARY),
-    "max_position_embeddings": 80,
-}
-T5: dict[str, Any] = {
-    "d_model": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "d_ff": 64,
-    "d_kv": 16,
-    "vocab_size": len(VOCABULARY),
-}
-GPT2: dict[str, Any] = {
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 80,
-    "vocab_size": 100,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+T5: dict[str, Any] = {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 64, "d_kv": 16}
+T5["vocab_size"] = len(VOCABULARY)
+GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 80, "vocab_size": 100}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 WITH_DROPOUT = {
     "gpt2": transformers.GPT2Config(**GPT2),
     "t5": transformers.T5Config(**T5, dropout_rate=0.1),
@@ -67,34 +49,23 @@ WITH_DROPOUT = {
 }
 
 
-def batch_of(*lengths: int) -> TokenBatch:
-    generator = torch.Generator().manual_seed(0)
-    return TokenBatch.from_lists(
-        [torch.randint(5, 80, (length,), generator=generator).tolist() for length in lengths]
-    )
-
-
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_dropout_0_switches_off_all_there_is(name: str) -> None:
     torch.manual_seed(0)
     tower = Encoder(backbone_from_config(WITH_DROPOUT[name], dropout=0.0), pooling="mean").train()
     assert not [module for module in tower.modules() if isinstance(module, nn.Dropout) and module.p]
-    assert torch.equal(tower(batch_of(9, 4)), tower(batch_of(9, 4)))
+    assert torch.equal(tower(batch_of([9, 4])), tower(batch_of([9, 4])))
     assert set(dropout_of(tower.config).values()) == {0.0}
     other = Encoder(backbone_from_config(WITH_DROPOUT[name], dropout=0.3), pooling="mean").train()
-    assert not torch.equal(other(batch_of(9, 4)), other(batch_of(9, 4)))
+    assert not torch.equal(other(batch_of([9, 4])), other(batch_of([9, 4])))
     assert dropout_of(other.config)["encoder.dropout"] == 0.3
 
 
 def test_attention_dropout_is_set_apart_and_heads_keep_theirs() -> None:
     backbone: Any = backbone_from_config(WITH_DROPOUT["gpt2"], dropout=0.2, attention_dropout=0.0)
     config = backbone.config
-    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop, config.summary_first_dropout) == (
-        0.2,
-        0.2,
-        0.0,
-        0.1,
-    )
+    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.2, 0.2, 0.0)
+    assert config.summary_first_dropout == 0.1
 
 
 def test_a_dropout_that_the_config_does_not_name_is_switched_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,22 +83,18 @@ def test_a_dropout_that_the_config_does_not_name_is_switched_off_too(monkeypatch
 
 @pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
 def test_the_encoder_of_t5_trains_is_saved_and_encodes(family: str, tmp_path: Path) -> None:
-    """Pretrained weights of the whole model give its encoder; relative positions cannot be packed, so batches
-    are padded."""
+    """Weights of the whole model give its encoder; relative positions cannot be packed."""
     folder = tmp_path / "t5"
     torch.manual_seed(0)
     whole: Any = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**T5))
     whole.save_pretrained(str(folder))
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(str(folder))
-    model = BiEncoder.from_pretrained(
-        str(folder), EncoderSettings(sequence_length=24, pooling="mean"), dropout=0.0
-    )
-    assert (
-        type(model.question_model.backbone).__name__ == f"{family}EncoderModel"
-        and not model.question_model.is_packed
-    )
-    tokens = batch_of(9)
+    settings = EncoderSettings(sequence_length=24, pooling="mean")
+    model = BiEncoder.from_pretrained(str(folder), settings, dropout=0.0)
+    assert type(model.question_model.backbone).__name__ == f"{family}EncoderModel"
+    assert not model.question_model.is_packed
+    tokens = batch_of([9])
     with torch.no_grad():
         expected = whole.eval().encoder(input_ids=tokens.tokens[None]).last_hidden_state[0].mean(0)
         torch.testing.assert_close(model.eval().question_model(tokens)[0], expected, rtol=0, atol=1e-5)
@@ -135,14 +102,8 @@ def test_the_encoder_of_t5_trains_is_saved_and_encodes(family: str, tmp_path: Pa
     loaded = BiEncoder.load(tmp_path / "run")
     texts = [sample.question for sample in make_samples(16)]
     assert abs(loaded.encode_questions(texts) - model.encode_questions(texts)).max() < 1e-6
-    assert (
-        abs(
-            BiEncoder.load(
-                folder, settings=EncoderSettings(pooling="mean", sequence_length=24)
-            ).encode_questions(texts)
-        ).max()
-        > 0
-    )
+    given = BiEncoder.load(folder, settings=EncoderSettings(pooling="mean", sequence_length=24))
+    assert given.encode_questions(texts).any()
 
 
 @pytest.mark.parametrize(
@@ -175,10 +136,32 @@ def test_a_new_encoder_needs_no_further_setting(tmp_path: Path) -> None:
         torch.manual_seed(0)
         weights.append(BiEncoder.from_pretrained(str(folder), settings, pretrained=pretrained).weights())
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
-    with pytest.raises(
-        ConfigError, match=r"encoder.adapter=lora trains beside given weights, and .* has none"
-    ):
+    with pytest.raises(ConfigError, match=r"lora trains beside given weights, and .* has none"):
         BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=16, adapter="lora"))
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match="the weights could not be loaded"):
         BiEncoder.from_pretrained(str(folder), settings)
+
+
+def test_nothing_is_said_of_the_pooler_and_each_bar_comes_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    AutoModel.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)  # with its pooler
+    level, reported = logging.get_verbosity(), []
+    logging.add_handler(caplog.handler)  # its own writes to what was the standard error when it was imported
+    request.addfinalizer(lambda: logging.remove_handler(caplog.handler))
+    for rank, is_terminal in ((0, True), (1, True), (0, False)):
+        capfd.readouterr()
+        monkeypatch.setattr(backbones, "current_ranks", lambda rank=rank: Ranks(rank, 2))
+        monkeypatch.setattr(backbones, "shows_bars", lambda stream, shows=is_terminal: shows)
+        load_backbone(str(folder))
+        assert logging.is_progress_bar_enabled() and logging.get_verbosity() == level
+        reported.append("".join(capfd.readouterr()))
+    reported.append(caplog.text)
+    assert "pooler" not in "".join(reported) and "REPORT" not in "".join(reported)
+    assert ["Loading weights" in text for text in reported[:3]] == [True, False, False]

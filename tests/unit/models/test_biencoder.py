@@ -1,8 +1,9 @@
-"""Towers, checkpoints, and the plain Python way of using a model."""
+"""Towers, checkpoints, cut vectors, and the plain Python way of using a model."""
 
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import torch
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.records import Passage
+from dpr.embedding.encode import fit_to_vectors
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
+from dpr.embedding.source import PassageSource
 from dpr.formats import checkpoints
+from dpr.formats.corpora import write_passages
+from dpr.formats.vector_shards import open_shards
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
-from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 TEXTS = ["ba be bi", "bo", "ca ce ci co cu da de di do du"]
@@ -28,20 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return encoder_folder(tmp_path_factory.mktemp("encoder"))
 
 
-def saved(model: BiEncoder, target: Path) -> Path:
-    with durable_folder(target) as temporary:
-        model.write_to(temporary)
-    return target
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"shared": True}, {"pooling": "mean", "normalize": True}, {"projection_dim": 5}]
 )
-def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(
+def test_a_saved_model_has_the_same_vectors(
     folder: Path, tmp_path: Path, settings: dict[str, object]
 ) -> None:
     model = tiny_model(folder, dtype=torch.float32, **settings)
-    loaded = BiEncoder.load(saved(model, tmp_path / "checkpoint"))
+    model.save(tmp_path / "checkpoint")
+    loaded = BiEncoder.load(tmp_path / "checkpoint")
     assert loaded.settings == model.settings
     assert loaded.fingerprint == model.fingerprint
     np.testing.assert_array_equal(loaded.encode_questions(TEXTS), model.encode_questions(TEXTS))
@@ -54,20 +55,15 @@ def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(
 @pytest.mark.parametrize(
     ("key", "value"), [("hidden_act", "relu"), ("layer_norm_eps", 1e-3), ("hidden_dropout_prob", 0.3)]
 )
-def test_the_fingerprint_changes_with_what_of_the_config_decides_a_vector(
-    folder: Path, tmp_path: Path, key: str, value: object
-) -> None:
+def test_the_fingerprint_follows_the_config(folder: Path, tmp_path: Path, key: str, value: object) -> None:
     """So vectors that were embedded before are not searched with what the folder gives now."""
     model, other = tiny_model(folder), tiny_model(encoder_folder(tmp_path, **{key: value}))
     assert all(torch.equal(tensor, other.weights()[name]) for name, tensor in model.weights().items())
-    assert (other.fingerprint == model.fingerprint) == np.array_equal(
-        other.encode_questions(TEXTS), model.encode_questions(TEXTS)
-    )
+    vectors = [each.encode_questions(TEXTS) for each in (model, other)]
+    assert (other.fingerprint == model.fingerprint) == np.array_equal(*vectors)
 
 
-def test_save_writes_a_folder_that_load_reads_and_never_overwrites_unasked(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_save_writes_a_folder_that_load_reads_and_overwrites_if_asked(folder: Path, tmp_path: Path) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     model.save(str(tmp_path / "model"))
     assert BiEncoder.load(tmp_path / "model").fingerprint == model.fingerprint
@@ -81,9 +77,8 @@ def test_a_single_text_gives_one_vector(folder: Path) -> None:
     model = tiny_model(folder, dtype=torch.float32)
     np.testing.assert_array_equal(model.encode_questions("ba be bi"), model.encode_questions(["ba be bi"])[0])
     np.testing.assert_array_equal(model.encode_passages("ba be bi"), model.encode_passages(["ba be bi"])[0])
-    np.testing.assert_array_equal(
-        model.encode_passages(Passage("ba", "be")), model.encode_passages([Passage("ba", "be")])[0]
-    )
+    titled = Passage("ba", "be")
+    np.testing.assert_array_equal(model.encode_passages(titled), model.encode_passages([titled])[0])
     for texts in (("ba", "be"), iter(["ba", "be"]), np.array(["ba", "be"])):
         assert model.encode_questions(texts).shape == (2, model.dimension)
     assert model.encode_questions([]).shape == (0, model.dimension)
@@ -117,39 +112,13 @@ def test_the_vector_of_a_text_does_not_depend_on_its_batch(folder: Path) -> None
     assert model.encode_passages([]).shape == (0, 16)
 
 
-def test_vectors_are_those_of_plain_hugging_face(folder: Path) -> None:
-    model = tiny_model(folder).eval()
-    ids = model.tensorizer.tokenizer("da", "ba be")["input_ids"]
-    hidden = model.ctx_model.backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
-    vector = model.encode_passages([Passage("ba be", "da")])[0]
-    np.testing.assert_allclose(vector, hidden[0].detach().numpy(), atol=1e-6)
-    mean = tiny_model(folder, pooling="mean").eval().encode_passages([Passage("ba be", "da")])[0]
-    np.testing.assert_allclose(mean, hidden.mean(0).detach().numpy(), atol=1e-6)
-
-
-def test_cls_pooling_reads_the_position_of_the_selector(folder: Path) -> None:
-    model = tiny_model(folder).eval()
-    tokens = model.tensorizer.question_tokens(["ba be bi"])
-    hidden = model.question_model.backbone(input_ids=torch.tensor(tokens)).last_hidden_state[0]
-    chosen = model.question_model(TokenBatch.from_lists(tokens, [2]))[0]
-    torch.testing.assert_close(chosen, hidden[2], atol=1e-12, rtol=0)
-
-
 def test_encoding_restores_the_mode_and_turns_dropout_off(folder: Path) -> None:
     model = tiny_model(folder, dropout=0.5).train()
     batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
-    assert not torch.equal(model.question_model(batch), model.question_model(batch)), (
-        "dropout must be on in training"
-    )
+    assert not torch.equal(model.question_model(batch), model.question_model(batch))
     np.testing.assert_array_equal(model.encode_questions(TEXTS), model.encode_questions(TEXTS))
     assert model.training
     assert model.question_model.training
-
-
-def test_dropout_zero_means_zero(folder: Path) -> None:
-    model = tiny_model(folder, dropout=0.0).train()
-    batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
-    torch.testing.assert_close(model.question_model(batch), model.question_model(batch), rtol=0, atol=0)
 
 
 def test_a_frozen_context_tower_has_no_dropout_and_no_gradient(folder: Path) -> None:
@@ -170,9 +139,7 @@ def test_both_sides_can_go_through_one_tower(folder: Path) -> None:
         torch.testing.assert_close(vectors.questions, tower(batch), rtol=0, atol=1e-12)
         torch.testing.assert_close(vectors.contexts, tower(batch), rtol=0, atol=1e-12)
     vectors.questions.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.question_model.parameters()), (
-        "the idle tower must take part"
-    )
+    assert all(parameter.grad is not None for parameter in model.question_model.parameters())
 
 
 @pytest.mark.parametrize(("shared", "lookups"), [(False, 2), (True, 1)])
@@ -183,9 +150,8 @@ def test_words_are_looked_up_once_for_all_packs_and_for_both_sides_of_one_tower(
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 4)
     model, calls, packs = tiny_model(folder, shared=shared), list[int](), list[int]()
     for tower in {model.question_model, model.ctx_model}:
-        tower.backbone.get_input_embeddings().register_forward_hook(
-            lambda module, inputs, output: calls.append(inputs[0].numel())
-        )
+        words = tower.backbone.get_input_embeddings()
+        words.register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].numel()))
         tower.backbone.register_forward_hook(lambda module, inputs, output: packs.append(1))
     batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
     vectors = model(batch, batch)
@@ -193,16 +159,6 @@ def test_words_are_looked_up_once_for_all_packs_and_for_both_sides_of_one_tower(
     assert len(packs) > 3
     for side, tower in ((vectors.questions, model.question_model), (vectors.contexts, model.ctx_model)):
         torch.testing.assert_close(side, tower(batch), rtol=0, atol=1e-12)
-
-
-def test_autocast_keeps_vectors_in_single_precision(folder: Path) -> None:
-    model = tiny_model(folder, dtype=torch.float32)
-    batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = model(batch, batch).questions
-    assert low.dtype == torch.float32
-    high = model(batch, batch).questions
-    assert 1e-5 < float((low - high).detach().abs().max()) < 0.1
 
 
 def test_two_backbones_do_not_share_a_config_object(folder: Path) -> None:
@@ -219,9 +175,7 @@ def test_missing_weights_are_an_error(folder: Path, tmp_path: Path) -> None:
     weights = load_file(str(tmp_path / "model.safetensors"))
     weights.pop("encoder.layer.1.output.dense.weight")
     save_file(weights, str(tmp_path / "model.safetensors"), metadata={"format": "pt"})
-    with pytest.raises(
-        InputError, match=r"1 weights of BertModel are missing.*encoder\.layer\.1\.output\.dense\.weight"
-    ):
+    with pytest.raises(InputError, match=r"1 weights of BertModel.*layer\.1\.output\.dense\.weight"):
         load_backbone(str(tmp_path))
 
 
@@ -236,21 +190,13 @@ def test_folders_that_are_no_checkpoint_and_damaged_ones_are_refused(folder: Pat
     (tmp_path / "dpr_biencoder.step36").mkdir()
     with pytest.raises(CheckpointError, match=r"no such file or folder, expected dpr_biencoder\.step36$"):
         BiEncoder.load(tmp_path / "dpr_biencoder.1")
-    target = saved(tiny_model(folder, dtype=torch.float32), tmp_path / "checkpoint")
+    target = tmp_path / "checkpoint"
+    tiny_model(folder, dtype=torch.float32).save(target)
     data = bytearray((target / checkpoints.MODEL_FILE).read_bytes())
     data[-1] ^= 1
     (target / checkpoints.MODEL_FILE).write_bytes(data)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         BiEncoder.load(target)
-
-
-def test_weights_of_another_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    model, other = (
-        tiny_model(folder, dtype=torch.float32),
-        tiny_model(folder, dtype=torch.float32, projection_dim=3),
-    )
-    with pytest.raises(CheckpointError, match="encode_proj"):
-        model.load_weights(other.weights(), source=tmp_path)
 
 
 def test_encoding_takes_the_options_of_sentence_transformers(
@@ -283,12 +229,42 @@ def test_encoding_takes_the_options_of_sentence_transformers(
         ({"settings": {"pooling": "mean"}}, "settings is of type dict; give dpr.EncoderSettings"),
         ({"options": {"temperature": 1}}, "options is of type dict; give dpr.TowerOptions"),
         ({"settings": EncoderSettings(shared="yes")}, "encoder.shared='yes' is not true or false"),  # type: ignore[arg-type]
-        (
-            {"settings": EncoderSettings(sequence_length="32")},
-            "encoder.sequence_length='32' is not a whole number",
-        ),  # type: ignore[arg-type]
+        ({"settings": EncoderSettings(sequence_length="32")}, "sequence_length='32' is not a whole number"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_settings_are_one_sentence(folder: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         BiEncoder.from_pretrained(str(folder), **given)
+
+
+SHORT = ["ba be bi", "ko ku", "sa"]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_cut_vector_is_the_prefix(tmp_path: Path, normalize: bool) -> None:
+    model = tiny_model(tmp_path, normalize=normalize, dtype=torch.float32)
+    whole, fingerprint = model.encode_passages(SHORT), model.fingerprint
+    model.keep_dimensions(16)
+    assert model.fingerprint == fingerprint, "all dimensions are those that it has"
+    model.keep_dimensions(5)
+    expected = whole[:, :5] / (np.linalg.norm(whole[:, :5], axis=1, keepdims=True) if normalize else 1)
+    np.testing.assert_allclose(model.encode_passages(SHORT), expected, rtol=1e-5)
+    assert model.dimension == 5 and model.fingerprint != fingerprint
+    with pytest.raises(ConfigError, match="dimensions=6, but the model's vectors have 5"):
+        model.keep_dimensions(6)
+
+
+def test_questions_are_cut_as_the_passages_are(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "encoder", dtype=torch.float32).save(tmp_path / "model")
+    write_passages(tmp_path / "corpus.tsv", [Passage(text, "", f"p{row}") for row, text in enumerate(TEXTS)])
+    for dimensions in (5, 7, 0):
+        name = "narrow" if dimensions else "whole"
+        config = EmbedConfig(out_file=str(tmp_path / name), dimensions=dimensions)
+        again = pytest.raises(InputError, match="finished vectors with dimension=5, this run has 7")
+        with again if dimensions == 7 else nullcontext():
+            embed_shard(BiEncoder.load(tmp_path / "model"), PassageSource(tmp_path / "corpus.tsv"), config)
+    model = BiEncoder.load(tmp_path / "model")
+    fit_to_vectors(model, open_shards([tmp_path / "narrow_0"]))
+    assert model.dimension == 5
+    with pytest.raises(InputError, match="vectors of another model"):
+        fit_to_vectors(model, open_shards([tmp_path / "whole_0"]))

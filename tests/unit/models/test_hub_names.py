@@ -78,20 +78,13 @@ class Hub(BaseHTTPRequestHandler):
 def model(tmp_path: Path) -> BiEncoder:
     """A model whose folder of sentence-transformers the hub has, with a pickle and code beside it."""
     pytest.importorskip("sentence_transformers")
-    model = tiny_model(
-        tmp_path / "encoder",
-        dtype=torch.float32,
-        shared=True,
-        pooling="mean",
-        normalize=True,
-        plain_apostrophes=False,
-    )
+    stated = {"shared": True, "pooling": "mean", "normalize": True, "plain_apostrophes": False}
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32, **stated)
     to_sentence_transformer(model).save_pretrained(str(tmp_path / "st"), create_model_card=False)
     folder = tmp_path / "st"
     Hub.asked = []
-    Hub.files = {
-        str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()
-    }
+    stored = [file for file in folder.rglob("*") if file.is_file()]
+    Hub.files = {str(file.relative_to(folder)): file.read_bytes() for file in stored}
     Hub.files |= {"pytorch_model.bin": b"pickle", "modeling.py": b"raise SystemExit"}
     return model
 
@@ -103,11 +96,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(
-        constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        address + "/{repo_id}/resolve/{revision}/{filename}",
-    )
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
@@ -141,7 +131,7 @@ def test_a_name_is_fetched_and_then_found_without_a_network(
     assert not Hub.asked
 
 
-def test_a_name_that_is_nothing_is_one_sentence(
+def test_a_name_of_nothing(
     model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CheckpointError, match="no such file or folder here, and the hub gives no such model"):
@@ -160,14 +150,11 @@ def test_a_name_that_is_nothing_is_one_sentence(
     assert not Hub.asked
 
 
-def test_commands_take_names(
-    model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands(model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The short ones of sentence-transformers, too; once fetched, without a network."""
     words = ["ba be bi", "bo bu ba", "be be bo", "bi bu bu"]
-    lines = [
-        {"_id": str(row), "text": f"{words[row % 4].capitalize()}. Be {row % 7} bi."} for row in range(40)
-    ]
+    texts = [f"{words[row % 4].capitalize()}. Be {row % 7} bi." for row in range(40)]
+    lines = [{"_id": str(row), "text": text} for row, text in enumerate(texts)]
     Path("corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     adapt = ["adapt", "corpus.jsonl", "model=tiny", "out=adapted"]
     assert main(adapt) == 0

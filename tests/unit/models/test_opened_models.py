@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
-from dpr.core.errors import CheckpointError, ConfigError, InputError
+from dpr.core.errors import CheckpointError, InputError
 from dpr.formats.checkpoints import MODEL_FILE, SETTINGS_FILE, read_tensors, write_tensors
 from dpr.models.biencoder import BiEncoder
-from dpr.models.pooling import MeanPooling
 from dpr.models.settings import EncoderSettings, TowerOptions
 from dpr.storage.durable import write_manifest
-from tests.helpers.tiny import encoder_folder, tiny_model
-
-
-class OwnPooling(MeanPooling):
-    """A user-defined pooling."""
+from tests.helpers.tiny import tiny_model
 
 
 def opened(folder: Path, settings: EncoderSettings | None = None, **given: Any) -> BiEncoder:
@@ -27,9 +22,8 @@ def opened(folder: Path, settings: EncoderSettings | None = None, **given: Any) 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    tiny_model(tmp_path / "encoder", pooling="mean", title_template="{title}: {text}").save(
-        tmp_path / "model"
-    )
+    model = tiny_model(tmp_path / "encoder", pooling="mean", title_template="{title}: {text}")
+    model.save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -69,34 +63,16 @@ def test_what_a_checkpoint_may_not_say(values: dict[str, Any], found: str, store
     restate(stored, **values)
     with pytest.raises(InputError) as caught:
         opened(stored)
-    assert (
-        found in str(caught.value).replace("the number ", "") and caught.value.file == stored / SETTINGS_FILE
-    )
+    assert found in str(caught.value).replace("the number ", "")
+    assert caught.value.file == stored / SETTINGS_FILE
 
 
 def test_settings_of_newer_versions_are_left_out_and_the_rest_is_as_stored(stored: Path) -> None:
     restate(stored, hyperbolic=True, sequence_length=3)
     model = opened(stored, EncoderSettings(pooling="cls"))
-    assert (model.settings.pooling, model.settings.sequence_length, model.tensorizer.sequence_length) == (
-        "mean",
-        3,
-        3,
-    )
+    assert (model.settings.pooling, model.settings.sequence_length) == ("mean", 3)
+    assert model.tensorizer.sequence_length == 3
     assert model.tensorizer.text.title_template == model.settings.title_template == "{title}: {text}"
-
-
-def test_a_checkpoint_runs_no_class_that_the_job_does_not_name(stored: Path) -> None:
-    own = f"{__name__}:OwnPooling"
-    restate(stored, pooling=own)
-    with pytest.raises(CheckpointError, match="a file may not name code to run") as caught:
-        opened(stored, EncoderSettings(pooling="mean"))
-    assert f"encoder.pooling={own}" in str(caught.value)
-    assert type(opened(stored, EncoderSettings(pooling=own)).question_model.pooling) is OwnPooling
-
-
-def test_a_model_gets_no_adapters_that_it_does_not_have(stored: Path) -> None:
-    with pytest.raises(ConfigError, match="adapter"):
-        opened(stored, EncoderSettings(adapter="lora"))
 
 
 def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored: Path) -> None:
@@ -117,9 +93,8 @@ def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored
 
 def test_a_learned_temperature_that_is_none_names_the_weights(stored: Path) -> None:
     weights = read_tensors(stored, MODEL_FILE)
-    write_tensors(
-        stored, MODEL_FILE, {**weights, "log_temperature": next(iter(weights.values())).new_tensor(1e9)}
-    )
+    damaged = {"log_temperature": next(iter(weights.values())).new_tensor(1e9)}
+    write_tensors(stored, MODEL_FILE, weights | damaged)
     write_manifest(stored, {})
     with pytest.raises(CheckpointError, match="expected a finite number above 0") as caught:
         opened(stored)
@@ -130,18 +105,5 @@ def test_what_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="is not a checkpoint") as caught:
         opened(tmp_path / "empty")
-    assert all(
-        name in str(caught.value)
-        for name in ("model.safetensors", "sentence-transformers", "peft", "original DPR")
-    )
-
-
-def test_one_encoder_of_a_hugging_face_dpr_pair_is_no_model(tmp_path: Path) -> None:
-    from transformers import DPRConfig
-
-    folder = encoder_folder(tmp_path / "question_encoder")
-    DPRConfig(
-        vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    ).save_pretrained(folder)
-    with pytest.raises(CheckpointError, match="is the folder of one encoder of a Hugging Face DPR pair"):
-        opened(folder)
+    for name in ("model.safetensors", "sentence-transformers", "peft", "original DPR"):
+        assert name in str(caught.value)

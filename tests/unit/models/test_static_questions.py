@@ -1,5 +1,4 @@
-"""A table of questions beside a transformer of passages: one space, what is saved is what is loaded, exported
-where a format can say it."""
+"""A static table encodes questions beside a transformer of passages, and is saved, loaded and exported."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.export.folders import check, export_folder, format_of
 from dpr.formats.corpora import write_passages
-from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.properties import is_static
 from tests.helpers.jobs import embed, retrieve, train
@@ -26,17 +25,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "cosine, mean, prompts": {
         "pooling": "mean",
         "normalize": True,
-        "query_prompt": "ba: ",
-        "passage_prompt": "be: ",
+        "query_prompt": "a: ",
+        "passage_prompt": "e: ",
     },
     "the original's [SEP]": {"dpr_trailing_sep": True},
     "cut": {"dimensions": 5, "normalize": True},
-    "projection, cut": {
-        "projection_dim": 6,
-        "projection_activation": "tanh",
-        "dimensions": 4,
-        "normalize": True,
-    },
+    "projection, cut": {"projection_dim": 6, "projection_activation": "tanh", "dimensions": 4},
 }
 TEXTS = ["ba be bi", "bo", "ba ba ba bu ke"]
 
@@ -60,11 +54,8 @@ def test_questions_are_weighted_means_of_rows_and_survive_a_save(kind: str, tmp_
     np.testing.assert_allclose(model.encode_questions(TEXTS), expected.detach(), atol=1e-6)
     model.save(tmp_path / "saved")
     again = BiEncoder.load(tmp_path / "saved")
-    assert (
-        again.fingerprint == model.fingerprint
-        and again.settings.static_questions
-        and not again.settings.shared
-    )
+    assert again.fingerprint == model.fingerprint
+    assert again.settings.static_questions and not again.settings.shared
     assert is_static(again.question_model.backbone) and not is_static(again.ctx_model.backbone)
     assert np.array_equal(again.encode_questions(TEXTS), model.encode_questions(TEXTS))
     assert np.array_equal(again.encode_passages(TEXTS), model.encode_passages(TEXTS))
@@ -73,9 +64,7 @@ def test_questions_are_weighted_means_of_rows_and_survive_a_save(kind: str, tmp_
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_trained_model_keeps_its_passages_and_its_rows_begin_as_the_vectors_of_its_questions(
-    shared: bool, tmp_path: Path
-) -> None:
+def test_rows_begin_as_the_vectors_of_a_trained_model(shared: bool, tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32, shared=shared, pooling="mean").eval()
     passages, plain = model.encode_passages(TEXTS), model.fingerprint
     words = ["ba", "ke", "tu"]
@@ -114,29 +103,23 @@ def test_another_library_gives_the_same_vectors(tmp_path: Path) -> None:
     assert "a table of token vectors for questions" in card and "| architecture | bert, 2 layers" in card
 
 
-def test_a_model_of_sentence_transformers_gets_a_table_in_training(tmp_path: Path) -> None:
-    training_folder(tmp_path, train=16, dev=4)
-    model = tiny_model(
-        tmp_path / "encoder",
-        dtype=torch.float32,
-        pooling="mean",
-        normalize=True,
-        shared=True,
-        plain_apostrophes=False,
-    )
-    export_folder(model, tmp_path / "given", "sentence-transformers", source="model")
-    words = [
-        f"model_file={tmp_path / 'given'}",
-        "encoder.static_questions=true",
-        "encoder.fix_ctx_encoder=true",
-        f"train_datasets={tmp_path / 'train.json'}",
-        "train.batch_size=8",
-        "train.num_train_epochs=1",
-        "device=cpu",
-        f"output_dir={tmp_path / 'run'}",
-    ]
-    assert train(words) == 0
-    run = BiEncoder.load(tmp_path / "run")
+TRAIN = "train_datasets=train.json train.batch_size=8 train.num_workers=0 train.num_train_epochs=1 device=cpu"
+TABLE = "encoder.static_questions=true encoder.fix_ctx_encoder=true train.learning_rate=0.01"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with an encoder and training data."""
+    monkeypatch.chdir(tmp_path)
+    return training_folder(tmp_path, train=16, dev=4)
+
+
+def test_a_model_of_sentence_transformers_gets_a_table_in_training(place: Path) -> None:
+    stated = {"pooling": "mean", "normalize": True, "shared": True, "plain_apostrophes": False}
+    model = tiny_model(place / "encoder", dtype=torch.float32, **stated)
+    export_folder(model, place / "given", "sentence-transformers", source="model")
+    assert train(f"{TRAIN} {TABLE} model_file=given output_dir=run".split()) == 0
+    run = BiEncoder.load(place / "run")
     assert is_static(run.question_model.backbone)
     np.testing.assert_allclose(run.encode_passages(TEXTS), model.encode_passages(TEXTS), atol=1e-6)
 
@@ -148,70 +131,24 @@ def test_a_format_of_two_transformers_refuses_it(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_frozen_transformer_stays_what_it_was(tmp_path: Path) -> None:
-    options = TowerOptions(fix_ctx_encoder=True)
-    model = tiny_model(tmp_path / "encoder", static_questions=True, options=options)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trained == {"question_model.backbone.words.weight", "question_model.pooling.token_weights"}
-    assert model.encode_passages(Passage("ba be", "bi")).shape == (16,)
-
-
-def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(tmp_path: Path) -> None:
-    training_folder(tmp_path, train=16, dev=4)
+def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(place: Path) -> None:
     passages = [Passage(text, id=f"p{number}") for number, text in enumerate(TEXTS)]
-    write_passages(tmp_path / "corpus.jsonl", passages)
-    common = [
-        f"train_datasets={tmp_path / 'train.json'}",
-        "train.num_workers=0",
-        "train.batch_size=8",
-        "train.num_train_epochs=1",
-        "device=cpu",
-    ]
-    of_first = [
-        f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
-        "encoder.pretrained=false",
-        "encoder.sequence_length=24",
-    ]
-    assert train([*common, *of_first, "encoder.shared=true", f"output_dir={tmp_path / 'first'}"]) == 0
-    table = ["encoder.static_questions=true", "encoder.fix_ctx_encoder=true", "train.learning_rate=0.01"]
-    again = [
-        *common,
-        f"model_file={tmp_path / 'first'}",
-        *table,
-        f"output_dir={tmp_path / 'run'}",
-    ]
-    assert train(again) == 0
-    first, run = BiEncoder.load(tmp_path / "first"), BiEncoder.load(tmp_path / "run")
+    write_passages(place / "corpus.jsonl", passages)
+    encoder = "encoder.pretrained_model_cfg=encoder encoder.pretrained=false encoder.sequence_length=24"
+    assert train(f"{TRAIN} {encoder} encoder.shared=true output_dir=first".split()) == 0
+    assert train(f"{TRAIN} {TABLE} model_file=first output_dir=run".split()) == 0
+    first, run = BiEncoder.load(place / "first"), BiEncoder.load(place / "run")
     assert np.array_equal(first.encode_passages(TEXTS), run.encode_passages(TEXTS))
-    start = BiEncoder.load(tmp_path / "first")
-    start.use_static_questions()
-    assert not np.array_equal(start.encode_questions(TEXTS), run.encode_questions(TEXTS)), (
-        "it has learned nothing"
-    )
+    first.use_static_questions()
+    assert not np.array_equal(first.encode_questions(TEXTS), run.encode_questions(TEXTS)), "it has learned"
+    assert embed("model_file=run ctx_src=corpus.jsonl out_file=run/vectors".split()) == 0
+    (place / "q.jsonl").write_text('{"_id": "q", "text": "ba be"}\n')
+    texts = "qa_dataset=q.jsonl ctx_datatsets=[corpus.jsonl]"
     assert (
-        embed(
-            [
-                f"model_file={tmp_path / 'run'}",
-                f"ctx_src={tmp_path / 'corpus.jsonl'}",
-                f"out_file={tmp_path / 'run' / 'vectors'}",
-            ]
-        )
-        == 0
-    )
-    question = [
-        f"model_file={tmp_path / 'run'}",
-        f"encoded_ctx_files=[{tmp_path / 'run' / 'vectors_*'}]",
-        f"search_folder={tmp_path / 'run'}",
-    ]
-    (tmp_path / "q.jsonl").write_text('{"_id": "q", "text": "ba be"}\n')
-    assert (
-        retrieve(
-            [*question, f"qa_dataset={tmp_path / 'q.jsonl'}", f"ctx_datatsets=[{tmp_path / 'corpus.jsonl'}]"]
-        )
-        == 0
+        retrieve(f"model_file=run encoded_ctx_files=[run/vectors_*] search_folder=run {texts}".split()) == 0
     )
     scores = run.encode_passages(passages) @ run.encode_questions("ba be")
-    found = Retriever.open(tmp_path / "run").search("ba be", 3)
+    found = Retriever.open(place / "run").search("ba be", 3)
     # two of the scores are equal but for rounding, so their order says nothing
     expected = {str(passage.id): float(score) for passage, score in zip(passages, scores, strict=True)}
     assert {hit.id: hit.score for hit in found} == pytest.approx(expected, rel=1e-6)

@@ -163,7 +163,7 @@ def test_strict_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "problems: none" in capsys.readouterr().out
     assert main(["check-data", str(good), f"dev={dev}"]) == 0
     assert main(["check-data", str(good), f"dev={dev}", "strict=true"]) == 3
-    assert "1  dev: questions that are in train too" in capsys.readouterr().out
+    assert "1  dev: questions that are also in train" in capsys.readouterr().out
 
 
 def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

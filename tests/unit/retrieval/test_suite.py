@@ -100,7 +100,7 @@ def test_one_command_evaluates_a_run(
     (made,) = (tmp_path / "dev" / "cache").glob("dev-*/corpus.jsonl")
     assert len(made.read_text().splitlines()) == 24
     assert read_metrics(tmp_path / "dev" / "dev" / "bm25.json").metrics["accuracy@5"] > 0.9
-    with pytest.raises(InputError, match=r"is no test set.*queries\.csv"):
+    with pytest.raises(InputError, match=r"is not a test set.*queries\.csv"):
         read_suite(world.folder / "questions.jsonl")
 
 

@@ -102,7 +102,7 @@ def test_a_file_that_is_no_lock_is_not_taken_over_and_a_damaged_lock_is(tmp_path
     lock = lock_of(tmp_path / "out")
     lock.write_text("[packages]\n")
     with pytest.raises(
-        OutputError, match=r"out\.lock: cannot be written \(it holds something else than a lock\)"
+        OutputError, match=r"out\.lock: cannot be written \(it is not a lock file\)"
     ):
         write_output(tmp_path / "out")
     assert lock.read_text() == "[packages]\n"

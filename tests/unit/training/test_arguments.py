@@ -1,5 +1,4 @@
-"""A wrong argument of the trainer is answered in one sentence that says what it is called here, or what was
-expected."""
+"""A wrong argument of the trainer is answered in one sentence that names the right one."""
 
 from __future__ import annotations
 
@@ -20,11 +19,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("arguments")
     write_training_set(folder / "train.jsonl", make_samples(8))
     model: BiEncoder = tiny_model(folder / "encoder", dtype=torch.float32)
-    return {
-        "model": model,
-        "train_sets": [open_training_set(folder / "train.jsonl", name="train")],
-        "output_dir": folder / "run",
-    }
+    train_sets = [open_training_set(folder / "train.jsonl", name="train")]
+    return {"model": model, "train_sets": train_sets, "output_dir": folder / "run"}
 
 
 @pytest.mark.parametrize(
@@ -37,10 +33,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ({"early_stopping_patience": 2}, "callbacks=[dpr.EarlyStopping(patience=3)]"),
         ({"symmetric_weight": -1}, "loss.symmetric_weight=-1 is out of range"),
         ({"learn_temperature": True}, "make the model with options=dpr.TowerOptions(learn_temperature=True)"),
-        (
-            {"callbacks": [Callback]},
-            "one of callbacks is of type type; give an object of a subclass of dpr.Callback",
-        ),
+        ({"callbacks": [Callback]}, "is of type type; give an object of a subclass of dpr.Callback"),
         ({"output_dir": None}, "output_dir is of type NoneType; give the folder of the run"),
         ({"train_sets": []}, "train_sets is empty; give a file, a list of dictionaries, or a data set"),
         ({"loss": "nll"}, "loss is of type str; give an object of a class that implements dpr.Loss"),
@@ -65,9 +58,7 @@ def test_all_unknown_arguments_are_named_at_once(parts: dict[str, Any]) -> None:
     assert 'EncoderSettings(adapter="lora", lora_rank=16)' in lines[1] and "learning_rate" in lines[2]
 
 
-def test_settings_of_the_loss_are_given_by_name_and_a_temperature_is_the_models(
-    parts: dict[str, Any],
-) -> None:
+def test_settings_of_the_loss_are_given_by_name(parts: dict[str, Any]) -> None:
     model = parts["model"]
     trainer = BiEncoderTrainer(**parts, batch_size=4, temperature=0.05, dimensions=[16, 8])
     assert float(model.temperature) == pytest.approx(0.05)
@@ -77,10 +68,8 @@ def test_settings_of_the_loss_are_given_by_name_and_a_temperature_is_the_models(
     with pytest.raises(AttributeError, match=r"no attribute 'save_model': trainer.model.save\(folder\)"):
         trainer.save_model("folder")
 
-    learning = tiny_model(
-        Path(parts["output_dir"]).parent / "encoder",
-        dtype=torch.float32,
-        options=TowerOptions(temperature=0.1, learn_temperature=True),
-    )
+    folder = Path(parts["output_dir"]).parent / "encoder"
+    options = TowerOptions(temperature=0.1, learn_temperature=True)
+    learning = tiny_model(folder, dtype=torch.float32, options=options)
     with pytest.raises(ConfigError, match=r"temperature=0\.05, but the model learns its own from 0\.1"):
         BiEncoderTrainer(**parts | {"model": learning}, batch_size=4, temperature=0.05)

@@ -1,5 +1,4 @@
-"""Choices of arithmetic change time and memory, not what is learnt; and how a run begins is one explicit
-setting."""
+"""Choices of arithmetic change time and memory, not what is learnt; a setting says how a run begins."""
 
 from __future__ import annotations
 
@@ -12,12 +11,9 @@ from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.formats.training_files.dpr import write_training_set
-from dpr.jobs.train import build_model, open_sets
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
-from dpr.training.command_settings import TrainCommand
-from dpr.training.data_sets import resolve_training_files
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
-from tests.helpers.training import make_trainer, trainer_of
+from tests.helpers.training import assert_same_bits, command_trainer, gradients, make_trainer, small_command
 
 
 def trainer(folder: Path, *, name: str = "run", dropout: float = 0.1, **options: Any) -> BiEncoderTrainer:
@@ -26,20 +22,16 @@ def trainer(folder: Path, *, name: str = "run", dropout: float = 0.1, **options:
     return make_trainer(model, [ListSource(make_samples(24))], [], folder / name, **options)
 
 
-def gradients(job: BiEncoderTrainer) -> dict[str, Tensor]:
+def gradients_of(job: BiEncoderTrainer) -> dict[str, Tensor]:
     job.model.train()
     job.forward_backward(next(job.micro_batches()), 0)
-    return {
-        name: parameter.grad for name, parameter in job.model.named_parameters() if parameter.grad is not None
-    }
+    return gradients(job.model)
 
 
 def test_checkpointed_activations_give_the_same_gradient_with_the_same_dropout(tmp_path: Path) -> None:
-    plain = gradients(trainer(tmp_path))
-    saved = gradients(trainer(tmp_path, name="saved", gradient_checkpointing=True))
-    assert plain.keys() == saved.keys()
-    assert all(torch.equal(plain[name], saved[name]) for name in plain)
-    without = gradients(trainer(tmp_path, name="without", dropout=0.0))
+    plain = gradients_of(trainer(tmp_path))
+    assert_same_bits(gradients_of(trainer(tmp_path, name="saved", gradient_checkpointing=True)), plain)
+    without = gradients_of(trainer(tmp_path, name="without", dropout=0.0))
     assert not all(torch.equal(plain[name], without[name]) for name in plain), "dropout was on"
 
 
@@ -79,56 +71,36 @@ def test_determinism_is_switched_on_and_training_is_possible_with_it(tmp_path: P
     assert job.model.fingerprint == again.model.fingerprint
 
 
-def config_of(folder: Path, **changes: Any) -> TrainCommand:
-    config = TrainCommand(output_dir=str(folder / "run"), device="cpu", seed=3)
-    config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
-    config.train_datasets = [str(folder / "train.json")]
-    (
-        config.train.num_workers,
-        config.train.batch_size,
-        config.train.num_train_epochs,
-        config.train.warmup_steps,
-    ) = 0, 4, 1, 2
-    for name, value in changes.items():
-        setattr(config, name, value)
-    config.check()
-    return config
-
-
-def started(folder: Path, config: TrainCommand) -> BiEncoderTrainer:
-    write_training_set(folder / "train.json", make_samples(12))
-    sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
-    torch.manual_seed(1)
-    return trainer_of(config, build_model(config), sets, [])
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pretrained encoder with random weights."""
     from transformers import AutoConfig, BertModel
 
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    write_training_set(tmp_path / "train.json", make_samples(12))
     encoder_folder(tmp_path / "encoder")
     torch.manual_seed(99)
-    BertModel(AutoConfig.from_pretrained(str(tmp_path / "encoder")), add_pooling_layer=False).save_pretrained(
-        str(tmp_path / "encoder")
-    )
+    config = AutoConfig.from_pretrained(str(tmp_path / "encoder"))
+    BertModel(config, add_pooling_layer=False).save_pretrained(str(tmp_path / "encoder"))
     return tmp_path
 
 
-def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_checkpoint(folder: Path) -> None:
-    def varlen(**changes: Any) -> TrainCommand:
-        config = config_of(folder, **changes)
-        config.encoder.attention = "varlen"
-        config.encoder.attention_dropout = 0.0
-        config.train.precision = "bf16"
-        config.check()
-        return config
+def started(folder: Path, **changes: Any) -> BiEncoderTrainer:
+    defaults = {"encoder.pretrained": True, "train.num_train_epochs": 1, "train.warmup_steps": 2}
+    return command_trainer(small_command(folder, **defaults, **changes))
 
-    first = started(folder, varlen())
+
+def started_from(folder: Path, **changes: Any) -> BiEncoderTrainer:
+    """Another run, of the model of the first one."""
+    place = {"model_file": str(folder / "run"), "output_dir": str(folder / "second")}
+    return started(folder, **place, **changes)
+
+
+def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_checkpoint(folder: Path) -> None:
+    varlen = {"encoder.attention": "varlen", "encoder.attention_dropout": 0.0, "train.precision": "bf16"}
+    first = started(folder, **varlen)
     first.train()
-    second = started(folder, varlen(model_file=str(folder / "run"), output_dir=str(folder / "second")))
-    for model in (first.model, second.model):
+    for model in (first.model, started_from(folder, **varlen).model):
         for tower in (model.question_model, model.ctx_model):
             assert tower.fast.attention == "varlen"
             assert (tower.config.attention_probs_dropout_prob, tower.config.hidden_dropout_prob) == (0.0, 0.1)
@@ -136,25 +108,19 @@ def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_che
 
 
 def test_from_scratch_from_weights_and_on_with_a_run(folder: Path) -> None:
-    new = config_of(folder, output_dir=str(folder / "scratch"))
-    new.encoder.pretrained = False
-    scratch = started(folder, new)
-    pretrained = started(folder, config_of(folder))
+    scratch = command_trainer(small_command(folder, output_dir=str(folder / "scratch")))
+    pretrained = started(folder)
     name = "question_model.backbone.encoder.layer.0.output.dense.weight"
     assert not torch.equal(scratch.model.weights()[name], pretrained.model.weights()[name])
     pretrained.train()
-    assert started(folder, config_of(folder)).resume().step == 3, "the same command goes on"
+    assert started(folder).resume().step == 3, "the same command goes on"
 
 
 def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> None:
-    first = started(folder, config_of(folder))
+    first = started(folder)
     first.train()
-    second = started(
-        folder, config_of(folder, model_file=str(folder / "run"), output_dir=str(folder / "second"))
-    )
-    assert all(
-        torch.equal(tensor, second.model.weights()[name]) for name, tensor in first.model.weights().items()
-    )
+    second = started_from(folder)
+    assert_same_bits(second.model.weights(), first.model.weights())
     assert (second.progress.step, len(second.optimizer.state)) == (0, 0)
     second.forward_backward(next(second.micro_batches()), 0)
     second.update()

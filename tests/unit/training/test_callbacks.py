@@ -1,5 +1,4 @@
-"""The moments of a run: all of them, in order, with state that survives a restart and stops that all ranks
-agree on."""
+"""Callbacks see all moments of a run in order, keep their state over a restart, and stop all ranks."""
 
 from __future__ import annotations
 
@@ -52,13 +51,8 @@ class StopAt(Callback):
 def test_every_moment_comes_in_its_place(tmp_path: Path) -> None:
     diary = Diary()
     tiny_trainer(tmp_path, diary, max_steps=4).train()  # an epoch has 3 steps
-    step = [
-        "global_batch {0}",
-        "before_optimizer_step {0}",
-        "after_optimizer_step {0}",
-        "step_end {1}",
-        "log {1}",
-    ]
+    moments = "global_batch {0},before_optimizer_step {0},after_optimizer_step {0},step_end {1},log {1}"
+    step = moments.split(",")
     steps = [[entry.format(number, number + 1) for entry in step] for number in range(4)]
     saved = [f"{moment} {number}" for number in (3, 4) for moment in ("validate_end", "save")]
     assert diary.entries == [
@@ -108,11 +102,8 @@ def test_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["MetricsFile", "ValidateAndSave"])
 def test_each_default_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
-    kept = [
-        callback
-        for callback in tiny_trainer(tmp_path, max_steps=3).callbacks
-        if type(callback).__name__ != name
-    ]
+    everything = tiny_trainer(tmp_path, max_steps=3).callbacks
+    kept = [each for each in everything if type(each).__name__ != name]
     job = tiny_trainer(tmp_path, *kept, max_steps=3, defaults=False)
     job.train()
     assert job.progress.step == 3

@@ -8,17 +8,7 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.training.command_settings import TrainCommand
-
-
-def with_value(key: str, value: Any) -> TrainCommand:
-    config = TrainCommand()
-    *sections, name = key.split(".")
-    part: Any = config
-    for section in sections:
-        part = getattr(part, section)
-    assert hasattr(part, name)
-    setattr(part, name, value)
-    return config
+from tests.helpers.needs import put
 
 
 @pytest.mark.parametrize(
@@ -34,15 +24,16 @@ def with_value(key: str, value: Any) -> TrainCommand:
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(key: str, value: Any, expected: str) -> None:
+    config = TrainCommand()
+    put(config, key, value)
     with pytest.raises(ConfigError) as error:
-        with_value(key, value).check()
-    assert f"{key}=" in str(error.value)
-    assert expected in str(error.value)
+        config.check()
+    assert f"{key}=" in str(error.value) and expected in str(error.value)
 
 
 def test_settings_that_contradict_are_refused_together() -> None:
-    config = with_value("encoder.shared", True)
-    config.encoder.fix_ctx_encoder = True
+    config = TrainCommand()
+    config.encoder.shared = config.encoder.fix_ctx_encoder = True
     with pytest.raises(ConfigError, match=r"encoder\.shared=true and encoder\.fix_ctx_encoder=true"):
         config.check()
 
@@ -51,14 +42,8 @@ def test_settings_that_contradict_are_refused_together() -> None:
     ("changes", "message"),
     [
         ({}, r"encoder\.dropout=0\.1 asks for; set encoder\.attention_dropout=0 "),
-        (
-            {"attention_dropout": 0.0, "precision": "fp32"},
-            r"encoder\.attention=varlen needs train\.precision=bf16 or fp16",
-        ),
-        (
-            {"attention_dropout": 0.0, "packed": False},
-            r"encoder\.attention=varlen and encoder\.packed=false are mutually exclusive",
-        ),
+        ({"attention_dropout": 0.0, "precision": "fp32"}, "varlen needs train.precision=bf16 or fp16"),
+        ({"attention_dropout": 0.0, "packed": False}, "and encoder.packed=false are mutually"),
         ({"dropout": 0.0}, None),
     ],
 )
@@ -90,7 +75,8 @@ def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:
     [("train.lr_schedule", "cosine"), ("loss.temperature", 0.05), ("encoder.pooling", "mean")],
 )
 def test_compat_refuses_what_the_original_has_not(key: str, value: Any) -> None:
-    config = with_value(key, value)
+    config = TrainCommand()
+    put(config, key, value)
     config.check()
     config.compat = "dpr"
     with pytest.raises(ConfigError, match=f"compat=dpr and {key} are mutually exclusive"):

@@ -1,8 +1,4 @@
-"""The global batch is gathered beside the towers' work, in the same order on all ranks, and nothing of it stays
-behind.
-
-pytest tests/unit/training/test_global_batch_gather.py
-"""
+"""The global batch is gathered beside the towers' work, in one order on all ranks, and then freed."""
 
 from __future__ import annotations
 
@@ -19,12 +15,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core import distributed
-from dpr.core.batch import Temperature
-from dpr.core.distributed import current_ranks, gather_rows, start_gather
+from dpr.core.distributed import current_ranks, start_gather
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
-from dpr.training.global_batch_gather import GlobalBatchGather
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
 from tests.helpers.processes import run_on_ranks
@@ -54,9 +48,8 @@ def note_collectives(events: list[str]) -> None:
         def noted(
             target: torch.Tensor, source: torch.Tensor, *, real: Any = real, name: str = name, **options: Any
         ) -> _Handle:
-            label = (
-                f"{'facts' if source.dtype == METADATA else 'vectors' if 'gather' in name else 'gradient'}"
-            )
+            tensor = "vectors" if "gather" in name else "gradient"
+            label = "facts" if source.dtype == METADATA else tensor
             events.append(f"start {label}")
             return _Handle(real(target, source, **options), lambda: events.append(f"wait {label}"))
 
@@ -64,8 +57,7 @@ def note_collectives(events: list[str]) -> None:
 
 
 def note_towers(model: BiEncoder, events: list[str]) -> None:
-    """``events`` also gets "NAME forward" of each tower, and "NAME backward" when the last of its gradients
-    is there."""
+    """``events`` also gets each tower's forward, and its backward when the last of its gradients is there."""
     towers = {model.ctx_model: "ctx", model.question_model: "question"}  # one where they are shared
     for tower, name in towers.items():
         tower.register_forward_hook(lambda *_, name=name: events.append(f"{name} forward"))
@@ -75,9 +67,8 @@ def note_towers(model: BiEncoder, events: list[str]) -> None:
 
 
 def events_of_a_step(folder: Path, case: dict[str, Any]) -> list[str]:
-    model = tiny_model(
-        folder, options=TowerOptions(**case.get("options", {})), **case.get("settings", {})
-    ).train()
+    options = TowerOptions(**case.get("options", {}))
+    model = tiny_model(folder, options=options, **case.get("settings", {})).train()
     events: list[str] = []
     note_towers(model, events)
     ranks = current_ranks()
@@ -126,68 +117,32 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]
 def test_collectives_run_beside_the_question_tower_in_one_order(
     events: list[dict[str, list[str]]], name: str
 ) -> None:
-    """Forward and backward; the same list on both ranks, which is what keeps them from waiting for each
-    other."""
+    """Equal lists on both ranks keep them from waiting for each other."""
     assert events[0][name] == events[1][name] == CASES[name][1].split(", ")
 
 
-def test_with_caching_the_vectors_travel_while_the_questions_are_encoded(
-    events: list[dict[str, list[str]]],
-) -> None:
+def test_with_caching_vectors_travel_while_questions_are_encoded(events: list[dict[str, list[str]]]) -> None:
     for of_rank in events:
         seen = [event for event in of_rank["cached"] if event.startswith(("start", "wait"))]
-        assert ", ".join(seen) == (
-            "start facts, start vectors, wait facts, wait vectors, start gradient, wait gradient"
-        )
-        first, before, after = (
-            of_rank["cached"].index(event) for event in ("start facts", "start vectors", "wait vectors")
-        )
-        assert set(of_rank["cached"][first + 1 : before]) == {"ctx forward"}, (
-            "all contexts are encoded before they travel"
-        )
+        order = "start facts, start vectors, wait facts, wait vectors, start gradient, wait gradient"
+        assert ", ".join(seen) == order
+        moments = ("start facts", "start vectors", "wait vectors")
+        first, before, after = (of_rank["cached"].index(event) for event in moments)
+        assert set(of_rank["cached"][first + 1 : before]) == {"ctx forward"}
         assert "question forward" in of_rank["cached"][before:after]
 
 
-def gathered_both_ways(seed: int) -> list[torch.Tensor]:
-    """Value and gradient of a started gather with other work in between, of a plain one, and of the sum
-    written out."""
-    ranks = current_ranks()
-    generator = torch.Generator().manual_seed(seed + ranks.rank)
-    local = torch.randn(3, 4, dtype=torch.float64, generator=generator).t().requires_grad_()  # not contiguous
-    weights = torch.arange(4.0 * ranks.world_size * 3).view(-1, 3).double() * (ranks.rank + 1)
-    results = []
-    for wait in (lambda: start_gather(local)(), lambda: gather_rows(local)):
-        rows = wait()
-        (gradient,) = torch.autograd.grad((rows * weights).sum(), local)
-        results += [rows.detach(), gradient]
-    mine = weights[4 * ranks.rank : 4 * (ranks.rank + 1)] / (ranks.rank + 1)
-    return [*results, mine * sum(range(1, ranks.world_size + 1))]
-
-
-def test_a_started_gather_is_a_gather() -> None:
-    for world_size in (1, 3):
-        by_rank = run_on_ranks(gathered_both_ways, world_size, 7)
-        for rows, gradient, plain_rows, plain_gradient, expected in by_rank:
-            torch.testing.assert_close(rows, plain_rows, rtol=0, atol=0)
-            torch.testing.assert_close(rows, by_rank[0][0], rtol=0, atol=0)
-            torch.testing.assert_close(gradient, plain_gradient, rtol=0, atol=0)
-            torch.testing.assert_close(gradient, expected)
-
-
 def rows_left_after_a_step() -> int:
-    """How many of ten steps' gathered vectors are still in memory, without the help of the garbage
-    collector."""
+    """Tensors of ten steps that are still in memory, without the garbage collector."""
     gc.disable()
     references = []
     for _ in range(10):
         local = torch.randn(4, 8, requires_grad=True)
         pending = start_gather(local * 2)
         rows = pending()
-        references += [
-            weakref.ref(rows.untyped_storage()),
-            weakref.ref(rows.grad_fn),
-            weakref.ref(pending.args[0]),
-        ]
+        kept = rows.untyped_storage(), rows.grad_fn, pending.args[0]
+        references += [weakref.ref(each) for each in kept]
+        del kept
         rows.square().sum().backward()
         assert local.grad is not None and bool(local.grad.any())
         del rows, pending, local
@@ -199,30 +154,3 @@ def rows_left_after_a_step() -> int:
 
 def test_gathered_vectors_are_freed_with_their_step() -> None:
     assert run_on_ranks(rows_left_after_a_step, 2) == [0, 0]
-
-
-class Needing(BiEncoderNllLoss):
-    """The NLL, asking for other inputs."""
-
-    def __init__(self, *needs: str) -> None:
-        super().__init__()
-        self.needs = frozenset(needs)
-
-
-def sizes_of_inputs(folder: Path) -> list[tuple[int, ...]]:
-    """The lengths of questions, contexts and ids in the global batch, by what a loss needs."""
-    model = tiny_model(folder)
-    batch = batch_for(model, 4)
-    sizes = []
-    for needs in ([], ["questions"], ["contexts"]):
-        gather = GlobalBatchGather(batch, Needing(*needs), current_ranks())
-        gather.start(torch.zeros(len(batch.contexts), 2))
-        found = gather.global_batch(torch.zeros(len(batch), 2), Temperature())
-        slots = len(batch.context_ids)
-        sizes.append((len(found.questions) // 4, len(found.contexts) // slots, len(found.ids) // slots))
-    return sizes
-
-
-def test_inputs_come_from_all_ranks_if_needed_and_identities_with_the_contexts(tmp_path: Path) -> None:
-    expected = [(1, 1, 1), (2, 1, 1), (1, 2, 2)]
-    assert run_on_ranks(sizes_of_inputs, 2, encoder_folder(tmp_path / "encoder")) == [expected, expected]

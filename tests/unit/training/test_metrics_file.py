@@ -43,11 +43,8 @@ def test_a_line_longer_than_any_line_of_metrics_is_not_read(tmp_path: Path) -> N
     file = tmp_path / "metrics.jsonl"
     file.write_text(WHOLE + '{"step": 2, "eval/x": 0.1, "x": "' + "x" * MAX_LINE_BYTES + '"}\n')
     read = read_training(tmp_path)
-    assert (
-        read is not None
-        and len(read.validations) == 2
-        and "1 lines of metrics.jsonl are damaged" in read.notes[0]
-    )
+    assert read is not None and len(read.validations) == 2
+    assert "1 lines of metrics.jsonl are damaged" in read.notes[0]
     MetricsFile(file).on_train_begin(resumed_at(2))
     assert file.read_text() == WHOLE
 
@@ -107,9 +104,8 @@ def test_a_line_after_a_kill_is_that_of_the_undisturbed_run(tmp_path: Path) -> N
         model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
         sets = [ListSource(make_samples(16)), ListSource(make_samples(16, seed=4))]
         how = {"max_steps": 7, "save_every_steps": 2, "log_batch_step": 5, "num_train_epochs": 9}
-        run = make_trainer(
-            model, sets, [ListSource(make_samples(6))], tmp_path / name, SpoiltAt(2), *callbacks, **how
-        )
+        dev = [ListSource(make_samples(6))]
+        run = make_trainer(model, sets, dev, tmp_path / name, SpoiltAt(2), *callbacks, **how)
         with suppress(KeyboardInterrupt):
             run.train()
         file = tmp_path / name / "metrics.jsonl"
@@ -140,18 +136,10 @@ class SpoiltAt(Callback):
             self.hook.remove()
 
 
-def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_file_of_a_run_is_compared_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
-    make_trainer(
-        model,
-        [ListSource(make_samples(16))],
-        [ListSource(make_samples(6))],
-        tmp_path / "run",
-        max_steps=2,
-        eval_at_start=True,
-    ).train()
+    sets = [ListSource(make_samples(16))], [ListSource(make_samples(6))]
+    make_trainer(model, *sets, tmp_path / "run", max_steps=2, eval_at_start=True).train()
     (tmp_path / "run" / "train.log").write_text("of another program")
     assert verify([str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("what these held: train.log")
@@ -164,9 +152,7 @@ def test_every_file_of_a_run_is_compared_or_named_as_one_that_nothing_covers(
         file.write_bytes(content)
 
 
-def test_metrics_may_grow_after_a_checkpoint_and_need_no_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_may_grow_after_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished_run(tmp_path)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "train/loss": 1.0}\n')

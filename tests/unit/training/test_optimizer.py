@@ -1,13 +1,15 @@
-"""Schedules on paper, parameter groups, and optimizer state by name."""
+"""Schedules on paper, parameter groups, optimizer state by name, and updates that are skipped."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.errors import CheckpointError, ConfigError, DivergedError
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.optimizer import (
     OptimizerSettings,
@@ -18,6 +20,7 @@ from dpr.training.optimizer import (
     restore_optimizer,
     set_learning_rate,
 )
+from dpr.training.stopping import FiniteCheck
 from tests.helpers.tiny import tiny_model
 
 
@@ -44,9 +47,8 @@ def by_name(model: BiEncoder, optimizer: torch.optim.Optimizer) -> dict[str, tup
 
 def test_biases_and_norms_do_not_decay_and_embeddings_learn_faster(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(learn_temperature=True))
-    optimizer = make_optimizer(
-        model, OptimizerSettings(learning_rate=1.0, weight_decay=0.1, embedding_lr_factor=5)
-    )
+    settings = OptimizerSettings(learning_rate=1.0, weight_decay=0.1, embedding_lr_factor=5)
+    optimizer = make_optimizer(model, settings)
     set_learning_rate(optimizer, 2.0)
     groups = by_name(model, optimizer)
     assert groups["question_model.backbone.embeddings.word_embeddings.weight"] == (0.1, 10.0)
@@ -60,37 +62,21 @@ def test_biases_and_norms_do_not_decay_and_embeddings_learn_faster(tmp_path: Pat
 
 def test_a_frozen_tower_is_not_in_the_optimizer(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
-    assert not any(
-        name.startswith("ctx_model.") for name in by_name(model, make_optimizer(model, OptimizerSettings()))
-    )
+    trained = by_name(model, make_optimizer(model, OptimizerSettings()))
+    assert not any(name.startswith("ctx_model.") for name in trained)
 
 
-def test_state_restored_by_name_continues_exactly(tmp_path: Path) -> None:
-    def update(model: BiEncoder, optimizer: torch.optim.Optimizer, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-        optimizer.step()
-
-    first = tiny_model(tmp_path)
-    optimizer = make_optimizer(first, OptimizerSettings(learning_rate=0.1, weight_decay=0.1))
-    update(first, optimizer, 1)
-    second = tiny_model(tmp_path)
-    second.load_weights(first.weights(), source=tmp_path)
-    restored = make_optimizer(second, OptimizerSettings(learning_rate=0.1, weight_decay=0.1))
-    restore_optimizer(
-        second,
-        restored,
-        {name: tensor.clone() for name, tensor in optimizer_tensors(first, optimizer).items()},
-    )
-    update(first, optimizer, 2)
-    update(second, restored, 2)
-    assert all(torch.equal(first.weights()[name], tensor) for name, tensor in second.weights().items())
-    missing = {
-        name: tensor for name, tensor in optimizer_tensors(first, optimizer).items() if "layer.0" not in name
-    }
+def test_state_that_lacks_a_parameter_is_refused(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    optimizer = make_optimizer(model, OptimizerSettings())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    stored = optimizer_tensors(model, optimizer)
+    restore_optimizer(model, optimizer, stored)
+    lacking = {name: tensor for name, tensor in stored.items() if "layer.0" not in name}
     with pytest.raises(CheckpointError, match="starts with fresh optimizer state"):
-        restore_optimizer(second, restored, missing)
+        restore_optimizer(model, optimizer, lacking)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-50])  # float32 takes the second for 0
@@ -121,9 +107,60 @@ def test_means_leave_out_an_update_that_is_skipped() -> None:
         optimizer.step()
         seen += [] if skips else [[value.detach().clone() for value in values]]
     for first, second, third, value in zip(*seen, values, strict=True):
-        torch.testing.assert_close(
-            optimizer.state[value]["twin"], (first + 2 * second + 4 * third) / 7, rtol=1e-12, atol=0
-        )
+        mean = (first + 2 * second + 4 * third) / 7
+        torch.testing.assert_close(optimizer.state[value]["twin"], mean, rtol=1e-12, atol=0)
     with optimizer.averaged():
         assert not torch.equal(values[0], seen[2][0])
     assert torch.equal(values[0], seen[2][0])
+
+
+NAN_AT = (3, 5, 6)
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_a_skipped_update_is_reported_with_its_own_step(
+    reads_later: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = FiniteCheck(torch.device("cpu"), most_in_row=2)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    if reads_later:  # as on CUDA, where the host reads the counts of the update before
+        event: Any = SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+        guard._arrived = event
+
+    def run() -> None:
+        for step in range(1, 9):
+            guard.check(optimizer, torch.tensor(float("nan") if step in NAN_AT else 1.0))
+            assert bool(optimizer.found_inf) == (step in NAN_AT)  # type: ignore[attr-defined]
+            guard.stop_if_hopeless(step)
+
+    with pytest.raises(DivergedError, match="in 2 updates in a row, the last at step 6"):
+        run()
+    assert guard.num_skipped == 3
+    assert [int(text.split()[1].rstrip(":")) for text in caplog.messages] == list(NAN_AT)
+
+
+@pytest.mark.parametrize("has_loss_scale", [False, True])
+def test_a_finite_gradient_whose_norm_is_infinite_changes_no_weight(has_loss_scale: bool) -> None:
+    weights = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weights], lr=0.1, fused=True)
+    guard = FiniteCheck(torch.device("cpu"), has_loss_scale=has_loss_scale)
+    scaler = torch.amp.GradScaler("cpu", enabled=has_loss_scale)
+    moved = []
+    for size in (1.0, 3e38, 1.0):
+        before = weights.detach().clone()
+        weights.grad = torch.full((3,), size)
+        scaler.scale(torch.ones(()))  # a scaler begins with its first loss
+        if has_loss_scale:
+            weights.grad = weights.grad * scaler.get_scale()
+            weights.grad = weights.grad.clamp(max=3e38)
+        scaler.unscale_(optimizer)
+        norm = torch.tensor(torch.inf)
+        if size == 1.0:
+            norm = torch.nn.utils.clip_grad_norm_([weights], float("inf"))
+        guard.check(optimizer, norm)
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(not torch.equal(weights, before))
+    assert moved == [True, False, True]
+    assert bool(torch.isfinite(weights).all())

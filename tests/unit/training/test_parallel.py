@@ -22,25 +22,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def weights_after(folder: Path, name: str, stops: list[int], case: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Weights and optimizer state of a run of 4 steps that was stopped after ``stops`` and started again each
-    time."""
+    """Weights and optimizer state of a run of 4 steps that was stopped after ``stops``."""
     case = dict(case)
     settings, options = case.pop("settings", {}), case.pop("options", None)
     for stop in [*stops, 4]:
         model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=0.1, options=options, **settings)
         source = ListSource(make_samples(60))
-        job = make_trainer(
-            model,
-            [source],
-            [],
-            folder / name,
-            global_batch_size=6,
-            max_steps=stop,
-            num_train_epochs=3,
-            lr_schedule="constant",
-            warmup_steps=0,
-            **case,
-        )
+        sizes = {"global_batch_size": 6, "max_steps": stop, "num_train_epochs": 3}
+        job = make_trainer(model, [source], [], folder / name, lr_schedule="constant", **sizes, **case)
         job.train()
     return model.weights() | optimizer_tensors(model, job.optimizer)
 
@@ -55,11 +44,8 @@ def left_by_wrapping(folder: Path) -> list[str]:
     torch.manual_seed(7)
     found = [name for name, tensor in model.weights().items() if not torch.equal(tensor, before[name])]
     found += [name for name, parameter in model.named_parameters() if parameter.grad is not None]
-    return (
-        found
-        + ["mode"] * (not model.training)
-        + ["random numbers"] * (not torch.equal(drawn, torch.rand(())))
-    )
+    found += ["mode"] * (not model.training)
+    return found + ["random numbers"] * (not torch.equal(drawn, torch.rand(())))
 
 
 def stopped_and_whole(folder: Path) -> tuple[list[str], dict[str, bool]]:

@@ -21,9 +21,7 @@ def trainer(*, is_main: bool = True) -> Any:
     return SimpleNamespace(ranks=SimpleNamespace(is_main=is_main))
 
 
-def test_the_page_follows_checkpoints_once_a_minute_and_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_follows_checkpoints_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ReportPage(tmp_path)
     page.on_save(trainer(), tmp_path / "dpr.step1")
     page.on_train_end(trainer(is_main=False))

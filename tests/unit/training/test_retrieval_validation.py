@@ -1,8 +1,4 @@
-"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and
-over a sample.
-
-pytest tests/unit/training/test_retrieval_validation.py
-"""
+"""Validation by retrieval is exact over the whole corpus, for any number of ranks, or over a sample."""
 
 from __future__ import annotations
 
@@ -38,17 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_retrieval_set(folder: Path) -> Path:
-    """A corpus with ties (each fifth passage repeats one), questions with answers, and judgements, two of
-    some questions."""
+    """A corpus with ties, questions with answers, and one or two judgements a question."""
     rng = random.Random(3)
     encoder_folder(folder / "encoder")
     texts = [sentence(rng, rng.randint(3, 20)) for _ in range(PASSAGES)]
     texts[5::5] = texts[4:-1:5]
     ids = [f"p{number * 7919 % 1000}" for number in range(PASSAGES)]
-    rows = [
-        f"{key}\t{text}\ttitle {number % 9}\n"
-        for number, (key, text) in enumerate(zip(ids, texts, strict=True))
-    ]
+    pairs = enumerate(zip(ids, texts, strict=True))
+    rows = [f"{key}\t{text}\ttitle {number % 9}\n" for number, (key, text) in pairs]
     (folder / "corpus.tsv").write_text("id\ttext\ttitle\n" + "".join(rows))
     gold = [rng.sample(range(PASSAGES), 1 + number % 2) for number in range(QUESTIONS)]
     questions = [
@@ -56,20 +49,16 @@ def write_retrieval_set(folder: Path) -> Path:
         for number, rows in enumerate(gold)
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    lines = [
-        f"q{number}\t{ids[row]}\t{1 + place}\n"
-        for number, rows in enumerate(gold)
-        for place, row in enumerate(rows)
-    ]
+    lines = []
+    for number, rows in enumerate(gold):
+        lines += [f"q{number}\t{ids[row]}\t{1 + place}\n" for place, row in enumerate(rows)]
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines) + "q_other\tp0\t1\n")
     return folder
 
 
 def entry(folder: Path, **options: Any) -> dict[str, Any]:
-    named = {
-        key: str(folder / name)
-        for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))
-    }
+    files = "corpus.tsv", "questions.jsonl", "qrels.tsv"
+    named = {name.partition(".")[0]: str(folder / name) for name in files}
     return {"kind": "retrieval", **named, "name": "own", **options}
 
 
@@ -116,9 +105,7 @@ def truth(folder: Path) -> dict[str, float]:
     return mean_metrics(evaluate_questions(run, qrels))
 
 
-def test_the_same_bits_for_any_number_of_ranks_of_which_two_share_the_model(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_the_same_bits_for_any_number_of_ranks(folder: Path, tmp_path: Path) -> None:
     options = {"match": "string", "sample": 40}
     alone = measured(folder, tmp_path / "one", options)
     assert len(alone) == 12
@@ -133,7 +120,7 @@ def test_metrics_are_those_of_all_scores(folder: Path, tmp_path: Path) -> None:
         assert value == pytest.approx(expected[name.removeprefix("eval/own/")], abs=1e-12), name
 
 
-def test_a_sample_keeps_what_is_relevant_and_is_said_to_be_optimistic(
+def test_a_sample_keeps_what_is_relevant(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     exact = measured(folder, tmp_path, {})
@@ -176,10 +163,7 @@ def test_the_best_is_the_highest_and_without_dev_sets_by_ndcg(
         ({"set": "beir"}, r"\[0\].set: corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels"),
         ({"corpus": "/"}, r"\[0\].corpus=/ is not a file: corpus: FOLDER/corpus.jsonl"),
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
-        (
-            {"sample": 5, "qrels": None},
-            r"train.validation\[0\].sample needs train.validation\[0\].qrels=<file>",
-        ),
+        ({"sample": 5, "qrels": None}, r"\[0\].sample needs train.validation\[0\].qrels=<file>"),
     ],
 )
 def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:

@@ -1,5 +1,4 @@
-"""Tables that learn by rows: the update is AdamW's of each row by itself, clipping is that of the whole
-gradient."""
+"""Tables that learn by rows have AdamW's update row by row, and are clipped by the whole gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpr.core.distributed import average_gradients
 from dpr.training import optimizer as rows_module
 from dpr.training.compute import clip_gradients, row_tables
 from dpr.training.optimizer import RowAdamW
@@ -41,23 +39,6 @@ def start() -> Tensor:
 @pytest.fixture(autouse=True)
 def in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "_NUMBERS_AT_ONCE", 100 * WIDTH)
-
-
-def test_a_gradient_whose_rows_are_in_order_is_not_copied_and_any_other_is_summed() -> None:
-    for rows in (
-        torch.tensor([2, 5, 9]),
-        torch.tensor([5, 2, 9]),
-        torch.tensor([2, 2, 9]),
-        torch.tensor([], dtype=torch.int64),
-    ):
-        table, values = nn.Parameter(start()), torch.ones(len(rows), WIDTH, dtype=torch.float64)
-        table.grad = torch.sparse_coo_tensor(
-            rows[None], values, table.shape, check_invariants=False, is_coalesced=False
-        )
-        expected = table.grad.to_dense()
-        average_gradients([table], by_rows=[table])
-        assert table.grad.is_coalesced() and torch.equal(table.grad.to_dense(), expected)
-        assert (table.grad.values().data_ptr() == values.data_ptr()) == (rows.tolist() in ([2, 5, 9], []))
 
 
 def test_each_row_has_an_adamw_of_its_own() -> None:

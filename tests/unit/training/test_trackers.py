@@ -1,5 +1,4 @@
-"""Trackers get every metric, a resumed run continues the same run there, and one that fails costs a warning.
-With the real packages."""
+"""Trackers get every metric, also over a restart, and one that fails costs a warning (with the real packages)."""
 
 from __future__ import annotations
 
@@ -47,14 +46,14 @@ def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.Log
     trainer(tmp_path, tracker, other).train()
     assert tracker.seen == [1, 2, 3, 3] and tracker.ends == []
     assert other.seen == [1, 2, 3, 3, 4, 5, 6, 6] and other.ends == [False]
-    assert "Broken takes no more metrics, from step 4 on: the server is gone" in caplog.text
+    assert "Broken takes no more metrics since step 4: the server is gone" in caplog.text
     assert "Broken was not closed: still gone" in caplog.text
     finished = Broken(refused=0)
     trainer(tmp_path, finished, Broken(refused=0)).train()
     assert finished.seen == finished.ends == [] and finished.id == "first", "a finished run opens nothing"
 
 
-def test_a_tracker_that_cannot_be_opened_refuses_a_new_run_and_costs_a_resumed_one_a_warning(
+def test_a_tracker_that_cannot_be_opened_refuses_a_new_run_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError, match=r"cannot be opened: no route to host; .*leave out callbacks"):
@@ -122,10 +121,8 @@ def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     defaults = [type(callback).__name__ for callback in default_callbacks(config.train, tmp_path)]
     config.tracking.tensorboard = True
     config.train.early_stopping.patience = 2
-    found = [
-        type(callback).__name__
-        for callback in default_callbacks(config.train, tmp_path, make_trackers(config))
-    ]
+    switched_on = default_callbacks(config.train, tmp_path, make_trackers(config))
+    found = [type(callback).__name__ for callback in switched_on]
     place = defaults.index("LogEvery")
     assert found == [*defaults[:place], "TensorBoard", "EarlyStopping", *defaults[place:]]
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.errors import CheckpointError, ConfigError, DivergedError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats import run_folders
 from dpr.losses.candidates import score_matrix
-from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
@@ -24,8 +23,7 @@ from dpr.training.callbacks.saving import ValidateAndSave
 from dpr.training.run import RunProgress
 from dpr.training.settings import Periods
 from dpr.training.validations.protocol import Metrics
-from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer
 
 
@@ -45,9 +43,7 @@ def trainer(
     return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
 
 
-def test_a_validation_comes_once_at_the_end_of_each_epoch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_validation_comes_at_the_end_of_an_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         best = trainer(tmp_path).train()
     assert [line["epoch"] for line in lines_of(tmp_path / "run", "train/loss")] == [0] * 5 + [1] * 5
@@ -86,17 +82,14 @@ def test_average_rank_takes_over_and_the_best_starts_afresh(tmp_path: Path) -> N
 def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
     job = trainer(tmp_path, keep_last=2, eval_every_steps=1, dev=True)
     job.train()
-    kept = [
-        int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(tmp_path / "run")
-    ]
+    folders = run_folders.checkpoint_folders(tmp_path / "run")
+    kept = [int(folder.name.rpartition("step")[2]) for folder in folders]
     best = int(str(job.progress.best_checkpoint).rpartition("step")[2])
     assert kept == sorted({10, 9, best}, reverse=True)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["last_checkpoint"] == "dpr_biencoder.step10"
-    assert (
-        BiEncoder.load(tmp_path / "run").fingerprint
-        == BiEncoder.load(tmp_path / "run" / run["best_checkpoint"]).fingerprint
-    )
+    places = (tmp_path / "run", tmp_path / "run" / run["best_checkpoint"])
+    assert len({BiEncoder.load(place).fingerprint for place in places}) == 1
 
 
 def test_run_json_follows_where_a_save_was_killed_between_the_two(tmp_path: Path) -> None:
@@ -120,37 +113,9 @@ def test_a_folder_that_holds_a_run_is_refused_for_a_fresh_one(tmp_path: Path) ->
         trainer(tmp_path, resume="fresh").train()
 
 
-def test_the_global_batch_of_the_first_start_is_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer(tmp_path, max_steps=2).train()
-    assert trainer(tmp_path, batch_size=4).plan.global_batch_size == 8
-
-
 def noting(logs: list[Metrics]) -> Callback:
     """Adds what is logged, with the step, to ``logs``."""
     return Calling("on_log", lambda run, metrics: logs.append({**metrics, "step": run.progress.step}))
-
-
-def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
-    logs: list[Metrics] = []
-    how = {"global_batch_size": 8, "max_steps": max_steps, "lr_schedule": "constant"}
-    job = trainer(folder, noting(logs), name=name, dev=False, **how)
-    job.resume()
-    rows = [batch.rows for batch in job.micro_batches()]
-    job.train()
-    return logs, rows
-
-
-def test_a_run_continues_with_the_same_batches_on_another_number_of_processes(tmp_path: Path) -> None:
-    encoder_folder(tmp_path / "encoder")
-    whole, rows = two_ranks(tmp_path, "whole", 10)
-    two_ranks(tmp_path, "moved", 4)
-    results = run_on_ranks(two_ranks, 2, tmp_path, "moved", 10)
-    assert [left + right for left, right in zip(results[0][1], results[1][1], strict=True)] == rows[4:]
-    assert [log["step"] for log in results[0][0]] == [5, 6, 7, 8, 9, 10]
-    for log, expected in zip(results[0][0], whole[4:], strict=True):
-        assert log["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-5)
 
 
 def test_half_precision_trains(tmp_path: Path) -> None:
@@ -165,15 +130,6 @@ def test_half_precision_trains(tmp_path: Path) -> None:
     assert losses["bf16"] != losses["fp32"]
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_saves_nothing(tmp_path: Path) -> None:
-    job = trainer(tmp_path)
-    with torch.no_grad():
-        next(job.model.parameters()).fill_(float("nan"))
-    with pytest.raises(DivergedError, match=r"lower train\.learning_rate"):
-        job.train()
-    assert not run_folders.checkpoint_folders(tmp_path / "run")
-
-
 def learnable() -> ListSource:
     """Each question stands word for word in its passage."""
     samples = [TrainingSample(sample.question, (Passage(sample.question),)) for sample in make_samples(40)]
@@ -186,32 +142,12 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Pa
         trainer(tmp_path).train()
 
 
-def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
-    job = trainer(tmp_path, learning_rate=1e-3, max_grad_norm=0.01, loss=BiEncoderNllLoss())
-    batches = job.micro_batches()
-    norms = []
-    original = job.optimizer.step
-
-    def step(*arguments: Any) -> Any:
-        gradients = [parameter.grad for parameter in job.model.parameters() if parameter.grad is not None]
-        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
-        return original(*arguments)
-
-    job.optimizer.step = step  # type: ignore[method-assign]
-    job.metrics.add(job.training_step(batch := next(batches), num_batches=1, is_last=True), batch)
-    job.update()
-    assert norms[0] == pytest.approx(0.01, rel=1e-3)
-    assert float(job.grad_norm) > 0.1
-
-
 def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if key in line]
 
 
-def test_a_best_metric_that_a_validation_lacks_keeps_the_best_and_costs_no_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_best_metric_may_be_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name = "eval/in_batch_acc"
     options = {"best_metric": name, "val_av_rank_start_epoch": 2}
     job = trainer(tmp_path, num_train_epochs=4, max_steps=15, **options)
@@ -291,20 +227,17 @@ class Summed(Loss):
 
 
 @pytest.mark.parametrize("loss", [Summed(), None])
-def test_a_loss_that_adds_up_masked_scores_is_said_once(
+def test_masked_scores_are_not_added_up(
     tmp_path: Path, loss: Loss | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_model(tmp_path / "encoder")
     samples = [TrainingSample("ba", (Passage(word),)) for word in ("be", "bi", "bo", "bu") * 4]
-    make_trainer(
-        model, [ListSource(samples)], [], tmp_path / "run", loss=loss, max_steps=3, log_batch_step=1
-    ).train()
+    sets = [ListSource(samples)]
+    make_trainer(model, sets, [], tmp_path / "run", loss=loss, max_steps=3, log_batch_step=1).train()
     assert caplog.text.count("must not add up masked scores") == (loss is not None)
 
 
-def test_questions_that_dev_and_train_share_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_questions_of_dev_and_train_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(tmp_path / "encoder")
     rows = [
         {"question": sample.question, "positive": sample.positives[0].text} for sample in make_samples(16)

@@ -1,7 +1,8 @@
-"""Backbones with parameters that no vector depends on: they train, on several ranks too, and resume."""
+"""Models with parameters that no vector depends on train on several ranks; what cannot be sharded is refused."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,18 @@ import pytest
 import torch
 from transformers import BertConfig, LongformerConfig, XLNetConfig
 
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import Encoder
-from dpr.training.compute import freeze_unneeded
+from dpr.training.compute import freeze_unneeded, shard, sharded_towers
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
-SIZE: dict[str, Any] = {
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+SIZE: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZE["vocab_size"] = len(VOCABULARY)
 LAYERS: dict[str, Any] = {**SIZE, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
 CONFIGS: dict[str, Any] = {
     "longformer": LongformerConfig(**LAYERS, attention_window=[8, 8]),
@@ -46,17 +45,14 @@ def resumed(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:
     for run, stops in (("whole", [3]), ("stopped", [1, 3])):
         for stop in stops:
             model = model_of(folder / "encoder", name)
-            make_trainer(
-                model, [ListSource(make_samples(24))], [], folder / run, global_batch_size=8, max_steps=stop
-            ).train()
+            sets = [ListSource(make_samples(24))]
+            make_trainer(model, sets, [], folder / run, global_batch_size=8, max_steps=stop).train()
         found.append(model.weights())
     return found
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "bert"])
-def test_a_model_with_unneeded_parameters_trains_and_resumes(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unneeded_parameters(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     encoder_folder(tmp_path / "encoder")
     with caplog.at_level("INFO", logger="dpr"):
         whole, stopped = resumed(tmp_path, name)
@@ -85,3 +81,20 @@ def test_what_vectors_depend_on_keeps_learning(
     assert not caplog.text
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_tables_that_learn_by_rows_and_adapters_are_refused(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "encoder")
+    model.question_model.backbone.get_input_embeddings().sparse = True
+    with pytest.raises(ConfigError, match="learns by rows"):
+        shard(model, Ranks(0, 2))
+    model.question_model.adapter = object()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="adapter=lora are mutually"):
+        shard(model, Ranks(0, 2))
+
+
+def test_one_process_is_told_that_it_shares_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(tmp_path / "encoder")
+    with caplog.at_level(logging.WARNING):
+        shard(model, Ranks())
+    assert "has no effect on one process" in caplog.text and not sharded_towers(model)

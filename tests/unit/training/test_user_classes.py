@@ -39,13 +39,6 @@ class Mine(Callback):
     def __init__(self, size=1):
         self.size = size
 
-class Stranger:
-    pass
-
-class Raises(Callback):
-    def __init__(self):
-        raise RuntimeError("no luck")
-
 class Half(TrainingData):
     def __init__(self, files):
         pass
@@ -71,7 +64,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("user_module.py").write_text(MODULE)
-    Path("broken_module.py").write_text("def half(:\n")
     yield
     sys.modules.pop("user_module", None)
 
@@ -81,26 +73,6 @@ def test_classes_become_callbacks_in_order() -> None:
     assert (mine.size, again.size) == (1, 5)  # type: ignore[attr-defined]
     assert user_callbacks(None) == []
     assert len(user_callbacks("user_module:Mine")) == 1
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("user_module.Mine", "is not an import path; write module:name"),
-        (
-            "no_such_module:Mine",
-            "importing no_such_module raised ModuleNotFoundError.*is it in the working directory",
-        ),
-        ("user_module:Mime", "has no Mime; did you mean Mine"),
-        ("user_module:Stranger", "not a subclass of dpr.training.run.Callback"),
-        ("user_module:Raises", "raised RuntimeError: no luck"),
-        ("broken_module:Mine", "importing broken_module raised SyntaxError"),
-        ({"class": "user_module:Mine"}, "has no import path"),
-    ],
-)
-def test_a_wrong_callback_is_reported_by_what_is_wrong(entry: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        user_callbacks([entry])
 
 
 def test_a_data_set_class_gets_its_files_and_has_what_training_asks_for() -> None:
@@ -118,28 +90,17 @@ def test_a_data_set_class_gets_its_files_and_has_what_training_asks_for() -> Non
 
 
 def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Path) -> None:
-    train = TrainNode(
-        callbacks={"use": "user_module:Mine", "size": 5},
-        validation="user_module:Constant",
-        early_stopping=EarlyStoppingSettings(patience=2),
-        best_metric="eval/one",
-    )
+    train = TrainNode(callbacks={"use": "user_module:Mine", "size": 5}, best_metric="eval/one")
+    train.validation = "user_module:Constant"
+    train.early_stopping = EarlyStoppingSettings(patience=2)
     settings = TrainingSettings(train=train, loss=LossSettings(name="user_module:Doubled"))
     sets = [ListSource(make_samples(8))], [ListSource(make_samples(4, seed=1), "dev")]
     given = Callback()
-    trainer = make_trainer(
-        tiny_model(tmp_path / "encoder", dtype=torch.float32),
-        *sets,
-        tmp_path / "run",
-        given,
-        settings=settings,
-    )
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
+    trainer = make_trainer(model, *sets, tmp_path / "run", given, settings=settings)
     names = [type(callback).__name__ for callback in trainer.callbacks]
-    assert names[names.index("GlobalBatchMetrics") + 1 : names.index("LogEvery")] == [
-        "Mine",
-        "Callback",
-        "EarlyStopping",
-    ]
+    added = names[names.index("GlobalBatchMetrics") + 1 : names.index("LogEvery")]
+    assert added == ["Mine", "Callback", "EarlyStopping"]
     assert next(vars(each) for each in trainer.callbacks if type(each).__name__ == "Mine") == {"size": 5}
     trainer.train()
     assert type(trainer.loss).__name__ == "Doubled"

@@ -1,5 +1,4 @@
-"""Packed attention in training as it is used: windows, dropout, shared key heads; and which backbones the
-trial lets through."""
+"""Packed attention in training: windows, dropout, shared key heads, and which backbones the trial accepts."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import EuroBertConfig, Gemma3TextConfig, ModernBertConfig, ModernBertDecoderConfig
+from transformers import Gemma3TextConfig, ModernBertConfig, ModernBertDecoderConfig
 
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
@@ -20,21 +19,10 @@ from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import SMALL, batch_of
 
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MODERN: dict[str, Any] = {
-    **SMALL,
-    **TOKENS,
-    "cls_token_id": 1,
-    "sep_token_id": 2,
-    "local_attention": 8,
-    "global_attn_every_n_layers": 2,
-}
-GEMMA = {
-    **SMALL,
-    **TOKENS,
-    "head_dim": 16,
-    "use_bidirectional_attention": True,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+MODERN = SMALL | TOKENS | {"cls_token_id": 1, "sep_token_id": 2}
+MODERN |= {"local_attention": 8, "global_attn_every_n_layers": 2}
+GEMMA = SMALL | TOKENS | {"head_dim": 16, "use_bidirectional_attention": True}
+GEMMA["layer_types"] = ["sliding_attention", "full_attention"]
 WINDOWED: dict[str, Any] = {
     "modernbert": ModernBertConfig(**MODERN),
     "gemma, one key head": Gemma3TextConfig(**GEMMA, num_key_value_heads=1, sliding_window=8),
@@ -43,9 +31,7 @@ WINDOWED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(
-    name: str, dropout: float
-) -> None:
+def test_a_window_that_leaves_padding_without_keys_has_finite_gradients(name: str, dropout: float) -> None:
     """Padding of the shorter sequences lies farther from every real token than the window reaches."""
     torch.manual_seed(0)
     tower = Encoder(backbone_from_config(WINDOWED[name], dropout=dropout), pooling="mean").train()
@@ -53,16 +39,8 @@ def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(
     tower(batch_of([40, 12, 3])).square().sum().backward()
     gradients = {key: value.grad for key, value in tower.named_parameters() if value.grad is not None}
     assert not [key for key, gradient in gradients.items() if not gradient.isfinite().all()]
-    assert (
-        float(
-            gradients[
-                "backbone.embed_tokens.weight"
-                if "gemma" in name
-                else "backbone.embeddings.tok_embeddings.weight"
-            ].norm()
-        )
-        > 0
-    )
+    words = "embed_tokens" if "gemma" in name else "embeddings.tok_embeddings"
+    assert float(gradients[f"backbone.{words}.weight"].norm()) > 0
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -73,9 +51,8 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(
 ) -> None:
     """Against every sequence by itself, in values and in gradients, with the same masks of dropout."""
     lengths, longest, heads = [9, 6, 2], 9, 2
-    states = [
-        torch.randn(1, heads, sum(lengths), 4, dtype=torch.float64, requires_grad=True) for _ in range(3)
-    ]
+    size = 1, heads, sum(lengths), 4
+    states = [torch.randn(size, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     position = torch.tensor([8, 1, 0])
     starts = torch.tensor([0, 9, 15])
     layout = PackedLayout.build(lengths, torch.device("cpu"))
@@ -88,9 +65,8 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(
 
     def plain() -> Tensor:
         queries = longest if num_queries == "all" else 1
-        bits = draw_bits(torch.Size([len(lengths) * heads, queries, longest])).view(
-            len(lengths), heads, queries, longest
-        )
+        shape = len(lengths), heads, queries, longest
+        bits = draw_bits(torch.Size([len(lengths) * heads, queries, longest])).view(shape)
         keep = keep_mask(bits, 0.3, torch.float64) * keep_scale(0.3)
         outputs = []
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths, strict=True)):
@@ -116,23 +92,8 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_heads_that_share_keys_train_packed_with_dropout(key_heads: int) -> None:
-    torch.manual_seed(0)
-    config = EuroBertConfig(**{**SMALL, **TOKENS, "num_attention_heads": 4, "num_key_value_heads": key_heads})
-    tower = Encoder(backbone_from_config(config, dropout=0.1), pooling="mean").train()
-    assert tower.is_packed
-    tower(batch_of([9, 4])).sum().backward()
-    assert all(value.grad.isfinite().all() for value in tower.parameters() if value.grad is not None)
-    tower.eval()
-    padded = Encoder(copy.deepcopy(tower.backbone), pooling="mean", packed=False).eval()
-    torch.testing.assert_close(tower(batch_of([9, 4])), padded(batch_of([9, 4])), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("deviation", [0.02, 1e-4, 1e-6])
-def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the_weights_are(
-    deviation: float,
-) -> None:
+def test_causal_attention_that_does_not_say_so_is_never_packed(deviation: float) -> None:
     torch.manual_seed(0)
     config = ModernBertDecoderConfig(**MODERN, initializer_range=deviation, initializer_cutoff_factor=2.0)
     backbone: Any = backbone_from_config(config)
@@ -151,9 +112,7 @@ def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the
 
 
 @pytest.mark.parametrize("kind", ["packed", "padded", "varlen"])
-def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cudnn_which_plans_every_new_shape_is_left_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[bool] = []
 
     def spy(function: Any) -> Any:
@@ -164,14 +123,10 @@ def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
         return spied
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    tower = Encoder(
-        backbone_from_config(WINDOWED["modernbert"], dropout=0.0),
-        attention="varlen" if kind == "varlen" else "sdpa",
-    )
-    monkeypatch.setattr(
-        "torch.nn.functional.scaled_dot_product_attention",
-        spy(torch.nn.functional.scaled_dot_product_attention),
-    )
+    attention = "varlen" if kind == "varlen" else "sdpa"
+    tower = Encoder(backbone_from_config(WINDOWED["modernbert"], dropout=0.0), attention=attention)
+    sdpa = "scaled_dot_product_attention"
+    monkeypatch.setattr(torch.nn.functional, sdpa, spy(getattr(torch.nn.functional, sdpa)))
     batch = batch_of([9, 5, 3])
     with on_any_device(monkeypatch, dtypes=(torch.float32,)), monkeypatch.context() as inside:
         inside.setattr("torch.nn.attention.varlen.varlen_attn", spy(torch.nn.attention.varlen.varlen_attn))
@@ -185,13 +140,11 @@ def test_cudnn_which_plans_every_new_shape_is_left_out_and_stays_as_it_was(
 
 
 def test_a_window_of_another_reach_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences of the trial are longer than the window, so that a backbone which counts its reach
-    differently is found out."""
+    """The trial's sequences are longer than the window, which shows how far it reaches."""
     original = AttentionOptions.mask
     assert Encoder(backbone_from_config(WINDOWED["modernbert"]), pooling="mean").is_packed
-    monkeypatch.setattr(
-        AttentionOptions, "mask", lambda self, *where: original(self._replace(window=self.window - 1), *where)
-    )
+    shorter = lambda self, *where: original(self._replace(window=self.window - 1), *where)
+    monkeypatch.setattr(AttentionOptions, "mask", shorter)
     wide = ModernBertConfig(**{**MODERN, "local_attention": 40})
     assert not Encoder(backbone_from_config(wide), pooling="mean").is_packed
 
@@ -202,13 +155,11 @@ def test_a_trial_leaves_weights_and_mode_as_they_were_even_if_it_fails() -> None
 
     def fail() -> None:
         with trial(backbone):
-            assert not backbone.training and any(
-                not torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
-            )
+            assert not backbone.training
+            assert any(not torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
             raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
         fail()
-    assert backbone.training and all(
-        torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
-    )
+    assert backbone.training
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())

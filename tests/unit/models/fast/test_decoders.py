@@ -1,8 +1,4 @@
-"""Decoders packed: every sequence as if it were encoded alone, in vectors and in gradients, whatever its
-attention sees.
-
-Each family is judged by its own attention over one sequence at a time, without any padding.
-"""
+"""Packed decoders encode each sequence as if it were alone; each family is compared with its own attention."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from dpr.core.batch import TokenBatch
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder, checkpoint_activations
 from dpr.models.fast import varlen
+from tests.helpers.training import assert_near, encoded
 from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import LENGTHS, batch_of
 
@@ -96,17 +93,14 @@ def gradients(tower: Encoder, vectors: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(("pooling", "tokens"), [("last", 60), ("mean", 10_000)])
-def test_packed_equals_one_by_one(
-    name: str, pooling: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_is_one_by_one(name: str, pooling: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", tokens)
     packed = tower_of(config_of(name), pooling=pooling)
     padded = tower_of(config_of(name), pooling=pooling, packed=False)
     padded.load_state_dict(packed.state_dict())
     assert packed.is_packed
-    assert packed.fast.prunes_last_layer == (pooling == "last" and name != "gpt2"), (
-        "GPT-2 counts on a state for every token"
-    )
+    # GPT-2 counts on a state for every token.
+    assert packed.fast.prunes_last_layer == (pooling == "last" and name != "gpt2")
     batch = batch_of(LENGTHS)
     found, expected = packed(batch), alone(padded, batch)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
@@ -114,34 +108,26 @@ def test_packed_equals_one_by_one(
     assert mine.keys() == theirs.keys()
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     worst = max(float((mine[key] - theirs[key]).abs().max()) for key in theirs)
-    assert worst < 2 * torch.finfo(torch.float32).eps * largest, (
-        "norms compute in float32, all else in float64"
-    )
+    # Norms compute in float32, all else in float64.
+    assert worst < 2 * torch.finfo(torch.float32).eps * largest
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("name", ["llama, one key head", "qwen3, windows", "gemma3, bidirectional"])
-def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(
-    name: str, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_varlen_attention_gets_what_is_seen(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of(config_of(name), pooling=pooling), batch_of(LENGTHS)
-    expected = tower(batch)
-    theirs = gradients(tower, expected)
+    expected = encoded(tower, batch)
     tower.fast = replace(tower.fast, attention="varlen")
     with on_any_device(monkeypatch, dtypes=(torch.float64,)) as calls:
-        found = tower(batch)
-        mine = gradients(tower, found)
+        found = encoded(tower, batch)
     windows = {
         "llama, one key head": [(-1, 0)] * 3,
         "qwen3, windows": [(7, 0), (-1, 0), (7, 0)],
         "gemma3, bidirectional": [(4, 4), (-1, -1), (4, 4)],
     }
-    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3], (
-        "what one token sees is SDPA's"
-    )
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
-    for key, gradient in theirs.items():
-        torch.testing.assert_close(mine[key], gradient, rtol=1e-5, atol=1e-5, msg=key)
+    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3]
+    torch.testing.assert_close(found["vectors"], expected["vectors"], rtol=0, atol=1e-11)
+    assert_near(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -171,9 +157,8 @@ def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixt
 
 def test_states_that_pass_from_one_sequence_to_the_next_are_never_packed() -> None:
     """A convolution over the pack would mix the end of a sequence into the beginning of the next."""
-    config = transformers.Lfm2Config(
-        **{**GROUPED, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
-    )
+    layers = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+    config = transformers.Lfm2Config(**GROUPED | layers)
     assert not tower_of(config).is_packed
 
 
@@ -198,14 +183,11 @@ def test_dropout_and_checkpointed_activations(name: str) -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(3)
-        vectors = tower(batch_of(LENGTHS))
-        results.append((vectors, gradients(tower, vectors)))
+        results.append(encoded(tower, batch_of(LENGTHS)))
         checkpoint_activations([tower])
-    assert torch.equal(results[0][0], results[1][0]) and not torch.equal(
-        results[0][0], tower(batch_of(LENGTHS))
-    )
-    for key, gradient in results[0][1].items():
-        torch.testing.assert_close(results[1][1][key], gradient, rtol=1e-6, atol=1e-6, msg=key)
+    assert torch.equal(results[0]["vectors"], results[1]["vectors"])
+    assert not torch.equal(results[0]["vectors"], tower(batch_of(LENGTHS)))
+    assert_near(results[1], results[0], 1e-6)
 
 
 def test_nothing_is_kept_for_generation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,13 +64,8 @@ def test_evaluation_and_probabilities_at_the_ends_are_those_of_torch() -> None:
 def test_every_dropout_of_a_backbone_is_replaced_and_keeps_its_probability() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(0.3), nn.Dropout1d(0.1)))
     replace_dropout(module)
-    assert [type(part).__name__ for part in module.modules()] == [
-        "Sequential",
-        "Linear",
-        "Sequential",
-        "Dropout",
-        "Dropout1d",
-    ]
+    kinds = " ".join(type(part).__name__ for part in module.modules())
+    assert kinds == "Sequential Linear Sequential Dropout Dropout1d"
     assert isinstance(module[1][0], Dropout) and module[1][0].p == 0.3
 
 
@@ -78,10 +73,8 @@ def test_every_dropout_of_a_backbone_is_replaced_and_keeps_its_probability() -> 
 @pytest.mark.parametrize("mask", ["none", "lengths", "band"])
 def test_attention_with_dropout_is_softmax_then_dropout_then_values(mask: str, queries: int) -> None:
     torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(3, length, 2, 4, dtype=torch.float64).transpose(1, 2).requires_grad_()
-        for length in (queries, 7, 7)
-    )
+    drawn = [torch.randn(3, length, 2, 4, dtype=torch.float64) for length in (queries, 7, 7)]
+    q, k, v = (part.transpose(1, 2).requires_grad_() for part in drawn)
     allowed = {
         "none": None,
         "lengths": (torch.arange(7) < torch.tensor([7, 5, 2])[:, None])[:, None, None, :],
@@ -98,14 +91,8 @@ def test_attention_with_dropout_is_softmax_then_dropout_then_values(mask: str, q
     for mix in (lambda: dot_product_attention(q, k, v, allowed, 0.3, 0.5), plain):
         torch.manual_seed(11)
         outputs = mix()
-        results.append(
-            (
-                outputs,
-                *torch.autograd.grad(
-                    (outputs * torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)).sum(), (q, k, v)
-                ),
-            )
-        )
+        weights = torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)
+        results.append((outputs, *torch.autograd.grad((outputs * weights).sum(), (q, k, v))))
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 

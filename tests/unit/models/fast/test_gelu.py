@@ -1,4 +1,4 @@
-"""GELU in place has the values of torch's, keeps gradients, and asks for few kernels."""
+"""GELU in place has torch's values and gradients; a backbone is tried once, and those like it are as fast."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertConfig, ModernBertConfig
+from transformers import BertConfig
 
+from dpr.core.batch import TokenBatch
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from dpr.models.fast import cpu_modules
+from dpr.models.fast import cpu_modules, packed
 from dpr.models.fast.cpu_modules import Gelu, replace_gelu
+from tests.unit.models.fast.test_packing import CONFIGS
 
-CONFIG = BertConfig(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100
-)
+CONFIG = CONFIGS["bert"]
 
 
 class Calls(TorchDispatchMode):
@@ -35,18 +35,15 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (1, 37, 64), (2, 1, 8)])
-def test_values_are_those_of_torch_and_stand_in_the_place_of_the_argument(
-    shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_values_are_those_of_torch_in_the_arguments_place(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     states = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 3
     expected = nn.functional.gelu(states.double())
     with torch.no_grad():
         found = Gelu()(states)
     assert found.data_ptr() == states.data_ptr()
     assert found.shape == shape
-    torch.testing.assert_close(
-        found.double(), expected, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=2e-6
-    )
+    rtol = 0.02 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=2e-6)
 
 
 def test_large_arguments_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,15 +89,7 @@ def test_backbones_get_it_and_compute_the_same() -> None:
 
 
 def test_every_tower_has_it() -> None:
-    modern = ModernBertConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        vocab_size=100,
-        pad_token_id=0,
-    )
-    for config in (CONFIG, modern):
+    for config in (CONFIGS["bert"], CONFIGS["modernbert"]):
         tower = Encoder(backbone_from_config(config))
         assert any(isinstance(module, Gelu) for module in tower.modules())
         assert tower.training
@@ -123,3 +112,45 @@ def test_a_backbone_that_uses_the_argument_again_keeps_its_own() -> None:
     replace_gelu(backbone)
     assert not any(isinstance(module, Gelu) for module in backbone.modules())
     assert sum(isinstance(module, nn.GELU) for module in backbone.modules()) == CONFIG.num_hidden_layers
+
+
+@pytest.fixture(autouse=True)
+def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_tried", {})
+
+
+def made(**changed: Any) -> Any:
+    config = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return backbone_from_config(BertConfig(**{**config, "intermediate_size": 32, **changed}), dropout=0.1)
+
+
+def calls_of(backbone: Any, **options: bool) -> int:
+    """Forwards that ``accelerate`` makes."""
+    counted = []
+    hook = backbone.encoder.layer[0].attention.register_forward_hook(lambda *_: counted.append(1))
+    settings = {"packed": True, "reads_one_token": True} | options
+    packed.accelerate(backbone, attention="sdpa", **settings)
+    hook.remove()
+    return len(counted)
+
+
+def test_the_second_of_a_kind_is_not_tried_and_gives_the_same() -> None:
+    first, second = made(), made()
+    second.load_state_dict(first.state_dict())
+    assert calls_of(first) > 0
+    assert calls_of(second) == 0
+    assert sum(isinstance(module, Gelu) for module in second.modules()) == 2
+    batch = TokenBatch(torch.arange(1, 13), torch.tensor([7, 5]), torch.zeros(2, dtype=torch.int64))
+    vectors = [Encoder(backbone).eval()(batch) for backbone in (first, second)]
+    assert torch.equal(*vectors)
+
+
+@pytest.mark.parametrize("change", ["configuration", "module", "attribute", "how"])
+def test_another_kind_is_tried_itself(change: str) -> None:
+    calls_of(made())
+    other = made(hidden_act="relu") if change == "configuration" else made()
+    if change == "module":
+        other.encoder.layer[1].output.dropout = nn.Identity()
+    if change == "attribute":
+        other.encoder.layer[1].attention.self.is_causal = True
+    assert calls_of(other, packed=change != "how") > 0

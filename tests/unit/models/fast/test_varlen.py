@@ -1,9 +1,4 @@
-"""Attention through torch's kernel for sequences end to end is SDPA's, wherever it may be used, and SDPA's
-stays where it may not.
-
-The kernel is for CUDA (``tests/gpu/test_varlen.py``). Here a stand-in with its signature says whether
-everything around it is right.
-"""
+"""Attention by torch's varlen kernel equals SDPA; a stand-in computes it here (CUDA: tests/gpu/test_varlen.py)."""
 
 from __future__ import annotations
 
@@ -16,19 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import BertConfig
 
-from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder
 from dpr.models.fast import varlen
-from dpr.models.fast.attention import AttentionOptions, PackedLayout
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
-from tests.helpers.training import make_trainer
+from tests.helpers.training import assert_near, assert_same_bits, encoded, make_trainer
 from tests.helpers.varlen import Call, on_any_device, reference
 from tests.unit.models.fast.test_packing import CONFIGS, LENGTHS, SMALL, batch_of
 
@@ -39,32 +31,8 @@ def tower_of(
     config: Any, *, pooling: str = "cls", dropout: float = 0.0, attention_dropout: float | None = None
 ) -> Encoder:
     torch.manual_seed(0)
-    return Encoder(
-        backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout),
-        pooling=pooling,
-        attention="varlen",
-    )
-
-
-def vectors_and_gradients(tower: Encoder, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    tower.zero_grad()
-    vectors = tower(batch)
-    vectors.square().sum().backward()
-    return vectors.detach(), {
-        name: value.grad.clone() for name, value in tower.named_parameters() if value.grad is not None
-    }
-
-
-def assert_same(
-    found: tuple[Tensor, dict[str, Tensor]],
-    expected: tuple[Tensor, dict[str, Tensor]],
-    *,
-    atol: float = 1e-11,
-) -> None:
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=atol)
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=atol, msg=name)
+    backbone = backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
+    return Encoder(backbone, pooling=pooling, attention="varlen")
 
 
 def as_sdpa(tower: Encoder) -> Encoder:
@@ -82,36 +50,26 @@ def test_the_stand_in_has_the_signature_of_torch() -> None:
 
 
 @pytest.mark.parametrize(("name", "pooling"), list(itertools.product(CONFIGS, ["cls", "mean"])))
-def test_vectors_and_gradients_are_those_of_sdpa(
-    name: str, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_and_gradients_equal_sdpas(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     tower, batch = tower_of(CONFIGS[name], pooling=pooling).double(), batch_of(LENGTHS)
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        found = vectors_and_gradients(tower, batch)
-    assert len(calls) == (3 if (name, pooling) == ("modernbert", "cls") else 6), (
-        "two layers of three packs, but a local one for tokens read"
-    )
-    assert_same(found, vectors_and_gradients(as_sdpa(tower), batch))
-    assert float(max(gradient.abs().max() for gradient in found[1].values())) > 1e-3
+        found = encoded(tower, batch)
+    assert len(calls) == (3 if (name, pooling) == ("modernbert", "cls") else 6)
+    assert_near(found, encoded(as_sdpa(tower), batch), 1e-11)
+    assert float(max(tensor.abs().max() for name, tensor in found.items() if name != "vectors")) > 1e-3
 
 
-def test_a_last_layer_for_the_tokens_read_asks_for_one_query_a_sequence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_last_layer_for_tokens_read_asks_for_one_query_each(monkeypatch: pytest.MonkeyPatch) -> None:
     tower = tower_of(CONFIGS["bert"]).double()
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
         tower(batch_of(LENGTHS))
     everywhere = (-1, -1)
-    assert calls == [
-        Call(torch.float64, sum(LENGTHS), (40, 40), everywhere),
-        Call(torch.float64, len(LENGTHS), (1, 40), everywhere),
-    ]
+    of_all = Call(torch.float64, sum(LENGTHS), (40, 40), everywhere)
+    assert calls == [of_all, Call(torch.float64, len(LENGTHS), (1, 40), everywhere)]
 
 
-def test_local_layers_have_a_window_and_for_a_token_read_go_through_sdpa(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_local_layers_have_a_window_and_read_one_token_by_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     """ModernBERT, whose last layer here is local: the kernel cannot be given the positions of the tokens."""
     assert CONFIGS["modernbert"].layer_types == ["full_attention", "sliding_attention"]
     windows = []
@@ -123,119 +81,63 @@ def test_local_layers_have_a_window_and_for_a_token_read_go_through_sdpa(
     assert windows == [[(-1, -1), (4, 4)], [(-1, -1)]], "local_attention=8 reaches 4 tokens to either side"
 
 
-@pytest.mark.parametrize(("scaling", "window"), [(None, 3), (0.5, 100), (0.5, None)])
-def test_a_layer_has_its_own_scale_and_window(
-    scaling: float | None, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = sorted(LENGTHS, reverse=True)
-    q, k, v = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64) for _ in range(3))
-    read, position = (
-        torch.randn(1, 2, len(lengths), 8, dtype=torch.float64),
-        torch.tensor([length // 2 for length in lengths]),
-    )
-    options = AttentionOptions(0.0, scaling, window, False)
-    with on_any_device(monkeypatch):
-        found, expected = (
-            (layout.attend(q, k, v, options), layout.attend(read, k, v, options, position))
-            for layout in (kind.build(lengths, q.device) for kind in (varlen.VarlenLayout, PackedLayout))
-        )
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("lengths", [[5], [4, 4, 4], [1, 1], [64, 1]])
-def test_packs_of_one_sequence_equal_lengths_and_extremes(
-    lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tower = tower_of(CONFIGS["bert"]).double()
-    with on_any_device(monkeypatch, dtypes=EXACT):
-        found = vectors_and_gradients(tower, batch_of(lengths))
-    assert_same(found, vectors_and_gradients(as_sdpa(tower), batch_of(lengths)))
-
-
 def test_the_stray_sep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of(CONFIGS["bert"]).double(), batch_of(LENGTHS)
     tower.attend_to_last(2, 49)
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        found = vectors_and_gradients(tower, batch)
+        found = encoded(tower, batch)
     assert calls[0].num_queries == sum(LENGTHS) + len(LENGTHS)
-    assert_same(found, vectors_and_gradients(as_sdpa(tower), batch))
+    assert_near(found, encoded(as_sdpa(tower), batch), 1e-11)
 
 
 @pytest.mark.parametrize("dtype", varlen.DTYPES)
-def test_under_autocast_the_kernel_gets_half_precision(
+def test_autocast_gives_the_kernel_half_precision(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower, batch = tower_of(CONFIGS["modernbert"]), batch_of(LENGTHS)
-    exact, _ = vectors_and_gradients(as_sdpa(tower), batch)
+    exact = encoded(as_sdpa(tower), batch)["vectors"]
     with torch.autocast("cpu", dtype=dtype):
-        sdpa, _ = vectors_and_gradients(tower, batch)
+        sdpa = encoded(tower, batch)["vectors"]
         tower.fast = replace(tower.fast, attention="varlen")
         with on_any_device(monkeypatch) as calls:
-            found, gradients = vectors_and_gradients(tower, batch)
+            found = encoded(tower, batch)
     assert calls and {call.dtype for call in calls} == {dtype}
-    assert found.dtype == torch.float32 and all(gradient.isfinite().all() for gradient in gradients.values())
-    assert float((found - exact).norm()) < 2 * float((sdpa - exact).norm())
+    assert found["vectors"].dtype == torch.float32
+    assert all(tensor.isfinite().all() for tensor in found.values())
+    assert float((found["vectors"] - exact).norm()) < 2 * float((sdpa - exact).norm())
 
 
 def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    tower, batch = (
-        tower_of(CONFIGS["bert"], dropout=0.1, attention_dropout=0.0).double().train(),
-        batch_of(LENGTHS),
-    )
+    tower = tower_of(CONFIGS["bert"], dropout=0.1, attention_dropout=0.0).double().train()
+    batch = batch_of(LENGTHS)
     results = []
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
         for checkpointed in (False, True):
             if checkpointed:
                 tower.backbone.gradient_checkpointing_enable({"use_reentrant": False})
             torch.manual_seed(7)
-            results.append(vectors_and_gradients(tower, batch))
+            results.append(encoded(tower, batch))
     assert len(calls) == 2 + 4, "each layer's attention was computed again"
-    assert_same(results[1], results[0], atol=0)
+    assert_same_bits(results[1], results[0])
 
 
 def test_training_takes_the_steps_it_takes_with_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for attention in ("sdpa", "varlen"):
-        model = tiny_model(
-            tmp_path / "encoder",
-            dropout=0.2,
-            options=TowerOptions(attention=attention, attention_dropout=0.0),
-        )
+        options = TowerOptions(attention=attention, attention_dropout=0.0)
+        model = tiny_model(tmp_path / "encoder", dropout=0.2, options=options)
         with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-            job = make_trainer(
-                model,
-                [ListSource(make_samples(24))],
-                [],
-                tmp_path / attention,
-                max_steps=2,
-                grad_cache_tokens=60,
-            )
-            job.train()
+            sets = [ListSource(make_samples(24))]
+            make_trainer(model, sets, [], tmp_path / attention, max_steps=2, grad_cache_tokens=60).train()
         assert bool(calls) == (attention == "varlen")
         weights.append(model.weights())
     # The same hidden dropout: its masks are drawn in the same order.
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8, msg=name)
-
-
-def test_texts_have_the_vectors_they_have_with_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [sample.question for sample in make_samples(20)]
-    sdpa, other = (tiny_model(tmp_path, options=TowerOptions(attention=name)) for name in varlen.KERNELS)
-    with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        found = other.encode_passages(texts, batch_tokens=50)
-    assert len(calls) > 2
-    torch.testing.assert_close(
-        torch.tensor(found), torch.tensor(sdpa.encode_passages(texts, batch_tokens=50)), rtol=0, atol=1e-6
-    )
+    assert_near(weights[1], weights[0], 1e-8)
 
 
 def test_attention_dropout_is_refused_and_hidden_dropout_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
-        with pytest.raises(
-            ConfigError,
-            match=r"no attention dropout, which .*=0\.1 asks for; set encoder\.attention_dropout=0 ",
-        ):
+        with pytest.raises(ConfigError, match=r"no attention dropout.*set encoder\.attention_dropout=0 "):
             tower_of(CONFIGS["bert"], dropout=0.1).double().train()(batch_of(LENGTHS))
         tower_of(CONFIGS["bert"], dropout=0.1).double().eval()(batch_of(LENGTHS))
         assert len(calls) == 2, "nothing is dropped in evaluation"
@@ -248,12 +150,7 @@ def test_attention_dropout_is_refused_and_hidden_dropout_is_not(monkeypatch: pyt
     [
         (CONFIGS["bert"], torch.float32, False, "the kernel is for CUDA, not for cpu"),
         (CONFIGS["bert"], torch.float32, True, "the kernel computes in fp16 and bf16, not in float32"),
-        (
-            BertConfig(**{**SMALL, "num_attention_heads": 8}),
-            torch.bfloat16,
-            True,
-            "multiples of 8 up to 256 wide, not 4",
-        ),
+        (BertConfig(**SMALL | {"num_attention_heads": 8}), torch.bfloat16, True, "up to 256 wide, not 4"),
     ],
 )
 def test_elsewhere_attention_is_sdpas_and_a_warning_says_why_once(
@@ -279,15 +176,13 @@ def test_trials_before_training_have_its_precision_and_warn_of_nothing(
     options = TowerOptions(attention="varlen", attention_dropout=0.0)
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32, options=options)
     with on_any_device(monkeypatch) as calls, caplog.at_level(logging.WARNING):
-        make_trainer(
-            model, [ListSource(make_samples(24))], [], tmp_path / "run", max_steps=1, precision="bf16"
-        ).train()
+        sets = [ListSource(make_samples(24))]
+        make_trainer(model, sets, [], tmp_path / "run", max_steps=1, precision="bf16").train()
     assert {call.dtype for call in calls} == {torch.bfloat16} and "no effect here" not in caplog.text
 
 
 def test_nobody_waits_for_the_device_and_torch_takes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the meta device, which has shapes and no values, so that whoever asks it for one fails; torch's own
-    function checks the call."""
+    """The meta device has no values, so reading one fails; torch's own function checks the call."""
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     for attention, name, pooling in (
         ("sdpa", "bert", "cls"),
