@@ -19,9 +19,10 @@ class BadRowSettings(Settings):
     """Handling of rows that cannot be read."""
 
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
-    """fail, or skip (bad rows are listed in a .rejected.jsonl, up to max_bad_rows)."""
+    """fail ends the command at a bad row; skip leaves up to max_bad_rows out and lists them in a
+    .rejected.jsonl."""
     max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
-    """Maximum number of rows that on_bad_row=skip may leave out before the command ends."""
+    """Maximum number of rows that on_bad_row=skip leaves out; with more, the command ends."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ class Judged:
     metrics: dict[str, float] = field(default_factory=dict)
     values: dict[str, dict[str, float]] = field(default_factory=dict)
     right: list[list[bool]] | None = None
-    """For each hit, True if it is right by the judgement behind ``metrics``: judgements before answers."""
+    """For each hit, True if it is relevant by the source behind ``metrics``: judgements before answers."""
     has_answer: list[list[bool]] | None = None
     """The same as shown in results: answers before judgements."""
 

@@ -58,7 +58,7 @@ class MiningInputs(ForwardSettings, ModelSettings):
     out: str | None = setting(None, path="output")
     """File to write; compressed if the name ends in .gz."""
     corpus: str | None = setting(None, path="input")
-    """Passages to search and to count words in; absent = those of the training data."""
+    """Passages to search, and for word statistics; absent = those of the training data."""
     cross_encoder: str | None = setting(None, path="input")
     """Folder of a sequence classifier that reads question and passage together."""
     prompt: str | None = None

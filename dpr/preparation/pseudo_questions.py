@@ -81,7 +81,7 @@ def _write(target: Path, held: PseudoPairs) -> dict[str, int]:
         if len(cuts) < _MOST_QUESTIONS and (pair := ask(held, row)) is not None:
             cuts[held.corpus_row(row)] = pair
     if not cuts:
-        raise InputError("the held-back passages are too short to cut questions from", file=held.file)
+        raise InputError("the held-back passages are too short for pseudo-questions", file=held.file)
     rows = counted(held.passages(0, held.num_passages), "writing the corpus", held.num_passages)
     passages = (cuts[index][1] if index in cuts else row.passage for index, row in enumerate(rows))
     write_passages(target / EVALUATION_CORPUS, passages)

@@ -142,7 +142,9 @@ def test_a_name_of_the_hub_is_fetched_by_datasets_and_offline_gives_one_sentence
         match=r"^hf://user/absent: could not be downloaded \(Couldn't reach the Hub\); check the network[^\n]*$",
     ):
         opened("hf://user/absent", tmp_path)
-    with pytest.raises(ConfigError, match="is not the name of a data set on the hub; expected hf://user/name"):
+    with pytest.raises(
+        ConfigError, match="is not the name of a data set on the hub; expected hf://user/name"
+    ):
         opened("hf://user", tmp_path)
 
 

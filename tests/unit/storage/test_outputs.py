@@ -64,7 +64,10 @@ def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced
     for name in ("file", "folder"):
         with pytest.raises(InputError, match="exists already"), output(tmp_path / name, MADE_OF):
             pass
-    with pytest.raises(InputError, match="did not write"), output(tmp_path / "folder", MADE_OF, overwrite=True):
+    with (
+        pytest.raises(InputError, match="did not write"),
+        output(tmp_path / "folder", MADE_OF, overwrite=True),
+    ):
         pass
     with output(tmp_path / "file", MADE_OF, overwrite=True) as is_missing:
         assert is_missing
