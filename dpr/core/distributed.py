@@ -80,8 +80,8 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
     rank needs no address.
 
     Raises:
-        ConfigError: the launcher's variables are no numbers, contradict each other, or do not say where its
-        ranks meet.
+        ConfigError: the launcher's variables are not numbers, contradict each other, or do not state where
+        the ranks meet.
         LostRankError: in place of torch's error in the block, when another rank has died or hangs.
     """
     rank = launched("RANK")

@@ -39,8 +39,8 @@ class PairMaker(Protocol):
     """A user-defined kind of pairs."""
 
     def pair(self, passage: Passage, generator: np.random.Generator) -> tuple[str, Passage] | None:
-        """Returns a question and the passage that answers it, or None if this passage gives none. All random
-        draws come from ``generator``."""
+        """Returns a question and the passage that answers it, or None if the passage yields none. All random
+        draws must come from ``generator``."""
         ...
 
 

@@ -90,7 +90,7 @@ class PassageLookup:
             self._sources = [with_store(source, least_bytes=0) for source in self._sources]
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids, without those that are missing."""
+        """Returns the passages with these ids; missing ones are left out."""
         if self._held is None:
             return find_passages(self._sources, set(ids))
         return {passage_id: self._held[passage_id] for passage_id in ids if passage_id in self._held}

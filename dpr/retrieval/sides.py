@@ -93,7 +93,7 @@ class Search(Protocol):
         ...
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids, without those that are missing."""
+        """Returns the passages with these ids; missing ones are left out."""
         ...
 
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:

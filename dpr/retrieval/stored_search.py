@@ -180,7 +180,7 @@ class StoredSearch:
         return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids, without those that are missing."""
+        """Returns the passages with these ids; missing ones are left out."""
         return self.passages.get(ids)
 
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
