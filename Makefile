@@ -4,6 +4,7 @@
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into benchmarks/results/faults.md; 100 minutes
 # make docs         every command of README.md and docs/*.md, in the order of its page; twelve minutes
+# make site         the site of README, docs and benchmarks/results, with a reference of Python and the commands, in site/; a minute
 # make check        lint, format, types
 # make check-fast   lint, format and the tests of a second or less, for a change in hand: under five minutes
 # make bench        speed against plain loops, sentence-transformers and faiss; half an hour
@@ -18,21 +19,23 @@ VENV ?= .venv
 WORKERS ?= logical
 DATA ?= data/collections
 EXTRAS ?= dev
+SITE_VENV ?= .venv-site
 BIN := $(abspath $(VENV))/bin
 # The quickstart needs less than the tests.
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: help install quickstart adapt test faults fuzz docs check check-fast bench compare-peers memory gpu format clean
+.PHONY: help install quickstart adapt test faults fuzz docs site check check-fast bench compare-peers memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 install: $(DEVELOPMENT)
 
+# torch alone at first: its own index need not have the exact versions of what it depends on, which come next.
 $(INSTALLED): setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --constraint constraints.txt \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	touch $@
@@ -61,6 +64,16 @@ faults: $(DEVELOPMENT)
 
 docs: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cli/test_docs_run.py --all-docs $(PYTEST_ARGS)
+
+# An environment of its own: the sources are read and not imported, so torch is not needed.
+$(SITE_VENV)/.installed: website/requirements.txt
+	$(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet --no-compile --requirement website/requirements.txt
+	touch $@
+
+site: $(SITE_VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --strict
+	$(SITE_VENV)/bin/python website/check_links.py site
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .
@@ -91,5 +104,5 @@ format: $(DEVELOPMENT)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SITE_VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

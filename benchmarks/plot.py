@@ -1,10 +1,10 @@
-"""The ratios of the page as horizontal bars, with their spread over the rounds, in one SVG that follows a
-dark or light screen."""
+"""Drawings as SVG that follow a dark or light screen: the ratios of the page as horizontal bars, with their
+spread over the rounds, and a metric over the steps of a training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -103,6 +103,62 @@ def bars(sections: Iterable[Section]) -> str:
         viewBox=f"0 0 {WIDTH} {height}",
         width=WIDTH,
         height=height,
+    )
+    return f"{drawing}\n"
+
+
+CURVE_WIDTH, CURVE_HEIGHT = 460, 320
+CURVE_STYLE = (
+    ".curve { fill: none; stroke: #2563eb; stroke-width: 2.5 } .curve.second { stroke: #c2410c } .point {"
+    " fill: #2563eb } .point.second { fill: #c2410c } .level { stroke: #566274; stroke-dasharray: 5 4 } @media"
+    " (prefers-color-scheme: dark) { .curve { stroke: #7aa7ff } .curve.second { stroke: #ff9a62 } .point {"
+    " fill: #7aa7ff } .point.second { fill: #ff9a62 } .level { stroke: #a3aec0 } }"
+)
+
+
+def curves(
+    title: str, steps: Sequence[int], series: Mapping[str, Sequence[float]], levels: Mapping[str, float]
+) -> str:
+    """One or two curves over the steps of a training, each value written beside its point, and dashed lines
+    at the values of what is not trained. The vertical axis begins below the lowest value, not at zero."""
+    values = [value for curve in series.values() for value in curve] + [*levels.values()]
+    ticks = [number / 50 for number in range(math.floor(min(values) * 50), math.ceil(max(values) * 50) + 1)]
+    across = Axis(steps[0], steps[-1], 72, CURVE_WIDTH - 30)
+    up = Axis(ticks[0], ticks[-1], CURVE_HEIGHT - 62, 20)
+    parts = [tag("style", STYLE + CURVE_STYLE), tag("title", title)]
+    for tick in ticks:
+        height = _n(up.place(tick))
+        parts.append(tag("line", x1=40, y1=height, x2=CURVE_WIDTH - 10, y2=height, class_="grid"))
+        parts.append(
+            tag("text", f"{tick:.2f}", x=34, y=height, dy="0.35em", text_anchor="end", class_="soft")
+        )
+    for step in steps:
+        below = {"x": _n(across.place(step)), "y": CURVE_HEIGHT - 28}
+        parts.append(tag("text", str(step), **below, text_anchor="middle", class_="soft"))
+    below = {"x": _n((across.start + across.end) / 2), "y": CURVE_HEIGHT - 8}
+    parts.append(tag("text", title, **below, text_anchor="middle", class_="soft"))
+    for name, level in levels.items():
+        height = _n(up.place(level))
+        parts.append(tag("line", x1=40, y1=height, x2=CURVE_WIDTH - 10, y2=height, class_="level"))
+        below = {"x": CURVE_WIDTH - 12, "y": _n(up.place(level) + 15)}
+        parts.append(tag("text", f"{name} {level:.3f}", **below, text_anchor="end", class_="soft"))
+    for kind, (name, curve) in zip(("", " second"), series.items(), strict=False):
+        places = [(across.place(step), up.place(value)) for step, value in zip(steps, curve, strict=True)]
+        path = " ".join(f"{_n(x)},{_n(y)}" for x, y in places)
+        parts.append(tag("polyline", points=path, class_=f"curve{kind}"))
+        for number, ((x, y), value) in enumerate(zip(places, curve, strict=True)):
+            beside = y - 9 if number else y + 19  # the curve rises from its first point
+            parts.append(tag("circle", cx=_n(x), cy=_n(y), r=4, class_=f"point{kind}"))
+            parts.append(tag("text", f"{value:.3f}", x=_n(x), y=_n(beside), text_anchor="middle"))
+        x, y = places[1]
+        parts.append(tag("text", name, x=_n(x), y=_n(y + 20), class_="head"))
+    drawing = tag(
+        "svg",
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {CURVE_WIDTH} {CURVE_HEIGHT}",
+        width=CURVE_WIDTH,
+        height=CURVE_HEIGHT,
     )
     return f"{drawing}\n"
 

@@ -84,7 +84,7 @@ class BiEncoder(SentenceTransformersNames):
         model's ``query_prompt`` precedes them, or the one of its ``prompts`` that ``prompt`` or
         ``prompt_name`` names.
 
-        Options, as of ``encode_passages``:
+        Keyword Args:
             batch_tokens: tokens of a forward pass at most; texts of similar length are encoded together.
             batch_size: texts of a forward pass at most; 0 is no limit.
             show_progress_bar: a bar on a terminal, lines in the log elsewhere.

@@ -52,8 +52,7 @@ def _read(path: Path) -> Source:
 
 
 def imports(source: Source, *, at_import_time_only: bool = False) -> Iterator[tuple[str, ast.stmt]]:
-    """Absolute dotted names that the file imports, with the statement. ``from a import b`` gives ``a.b``,
-    which may be a module."""
+    """Yields the absolute dotted names that the file imports (``a.b`` for ``from a import b``), with the statement."""
     nodes = _import_time_nodes(source.tree.body) if at_import_time_only else ast.walk(source.tree)
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -65,8 +64,7 @@ def imports(source: Source, *, at_import_time_only: bool = False) -> Iterator[tu
 
 
 def _import_time_nodes(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the module is imported: all but bodies of functions and of ``if
-    TYPE_CHECKING``."""
+    """Yields the statements that run when the module is imported."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

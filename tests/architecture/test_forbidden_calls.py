@@ -1,5 +1,4 @@
-"""What may not be called anywhere in the package: code execution from files, objects pickled between ranks,
-writing past the one writer."""
+"""Calls that may stand nowhere in the package: code from files, pickles between ranks, writing past the one writer."""
 
 from __future__ import annotations
 
@@ -11,13 +10,10 @@ from tests.architecture.source_files import Source, all_sources, parse
 
 MODULES = {"pickle", "cPickle", "dill", "shelve", "marshal", "joblib", "cloudpickle"}
 BUILTINS = {"eval", "exec", "__import__"}
+COLLECTIVES = "all_gather_object gather_object broadcast_object_list scatter_object_list".split()
 METHODS = {
-    "all_gather_object": "only tensors travel between ranks",
-    "gather_object": "only tensors travel between ranks",
-    "broadcast_object_list": "only tensors travel between ranks",
-    "scatter_object_list": "only tensors travel between ranks",
-    "send_object_list": "only tensors travel between ranks",
-    "recv_object_list": "only tensors travel between ranks",
+    **dict.fromkeys(COLLECTIVES, "only tensors travel between ranks"),
+    **dict.fromkeys(("send_object_list", "recv_object_list"), "only tensors travel between ranks"),
     "instantiate": "objects are built by dpr/jobs, never from a _target_",
     "unsafe_load": "runs code from the file",
     "mktemp": "a race; use dpr/storage/durable.py",
@@ -221,14 +217,8 @@ def test_harmless_calls_pass(text: str) -> None:
 
 def test_the_exception_is_for_one_call_of_one_file() -> None:
     assert not faults(parse("dpr/formats/original/checkpoints.py", "torch.save(state, file)"))
-    assert (
-        len(
-            faults(
-                parse("dpr/formats/original/checkpoints.py", "import pickle\ntorch.load(file)\neval(text)")
-            )
-        )
-        == 3
-    )
+    others = parse("dpr/formats/original/checkpoints.py", "import pickle\ntorch.load(file)\neval(text)")
+    assert len(faults(others)) == 3
     assert faults(parse("dpr/formats/results.py", "torch.save(state, file)"))
 
 

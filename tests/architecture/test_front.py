@@ -1,5 +1,4 @@
-"""``import dpr`` is the public API: cheap, the same for editors as at run time, and all that documents and
-examples need."""
+"""``import dpr`` is the public API: cheap, the same for editors as at run time, enough for documents and examples."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ INDENTED = re.compile(r"(?m)^    ((?:from dpr[. ]|import dpr).+)$")
 
 
 def python_for_readers() -> Iterator[Source]:
-    """Every block of Python in README and docs, every cell of the notebook, and the examples that are meant
-    to be copied."""
+    """Yields every block of Python in README and docs, every cell of the notebook, and the examples."""
     for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         for number, block in enumerate([*BLOCK.findall(text), *INDENTED.findall(BLOCK.sub("", text))], 1):

@@ -1,9 +1,12 @@
-"""Imports go down only. The table is that of docs/architecture.md; a failing test names the line."""
+"""Imports go down only, in no circle, and modules are named by what they hold; a failing test names the line."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,29 +15,20 @@ from dpr.cli.main import COMMANDS
 from tests.architecture.source_files import REPOSITORY, Source, imports, package_sources, parse
 from tests.helpers.patience import patient
 
-LAYERS = {
-    "core": 0,
-    "storage": 1,
-    "formats": 2,
-    "data": 3,
-    "models": 4,
-    "losses": 4,
-    "embedding": 5,
-    "indexer": 5,
-    "evaluation": 5,
-    "training": 6,
-    "retrieval": 6,
-    "preparation": 6,
-    "mining": 6,
-    "export": 6,
-    "serving": 7,
-    "integrations": 7,
-    "adaptation": 7,
-    "jobs": 8,
-    "__init__": 8,
-    "cli": 9,
-    "__main__": 10,
-}
+_ROOMS_BY_LAYER = (
+    "core",
+    "storage",
+    "formats",
+    "data",
+    "models losses",
+    "embedding indexer evaluation",
+    "training retrieval preparation mining export",
+    "serving integrations adaptation",
+    "jobs __init__",
+    "cli",
+    "__main__",
+)
+LAYERS = {room: layer for layer, rooms in enumerate(_ROOMS_BY_LAYER) for room in rooms.split()}
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.
 ROOMS = {
@@ -65,18 +59,7 @@ ROOMS = {
     "omegaconf": ("dpr/cli/",),
 }
 ANYWHERE = {"torch", "numpy", "tqdm"}
-HEAVY = {
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "pyarrow",
-    "pandas",
-    "faiss",
-    "bm25s",
-    "pytrec_eval",
-    "scipy",
-}
+HEAVY = {*"torch transformers tokenizers datasets pyarrow pandas faiss bm25s pytrec_eval scipy".split()}
 
 
 ROOTS = {command.settings.partition(":")[0] for command in COMMANDS.values()}
@@ -92,17 +75,10 @@ def _is_root(source: Source) -> bool:
 
 
 def _is_light(name: str) -> bool:
-    """Whether a module of settings may import it: errors, settings, suggestions, and the table of
-    precisions."""
-    return name.startswith(
-        (
-            "dpr.core.errors",
-            "dpr.core.compute_settings",
-            "dpr.core.other_names",
-            "dpr.core.setting",
-            "dpr.core.settings",
-        )
-    ) or "".join(name.split(".")[2:3]).endswith("settings")
+    """True if a module of settings may import it."""
+    light = "errors compute_settings other_names setting settings".split()
+    is_light = name.startswith(tuple(f"dpr.core.{each}" for each in light))
+    return is_light or "".join(name.split(".")[2:3]).endswith("settings")
 
 
 def layer_faults(source: Source) -> list[str]:
@@ -145,11 +121,7 @@ def early_faults(source: Source) -> list[str]:
         return []
     light = (
         "dpr.cli.",
-        "dpr.core.cores",
-        "dpr.core.logs",
-        "dpr.core.machine",
-        "dpr.core.settings",
-        "dpr.core.version",
+        *(f"dpr.core.{name}" for name in "cores logs machine settings version".split()),
     )
     return [
         source.where(node)
@@ -218,3 +190,68 @@ def test_importing_every_command_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60)
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_the_trainer_loads_no_more_than_training_needs() -> None:
+    """A reader of the trainer opens these modules of the toolkit and no others."""
+    program = (
+        "import sys, dpr.training.trainer; print(sum(name.split('.')[0] == 'dpr' for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 95
+
+
+def module_name(source: Source) -> str:
+    """``dpr.losses.nll`` for ``dpr/losses/nll.py``, ``dpr.losses`` for its ``__init__``."""
+    return source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
+    """Returns the modules that each module names."""
+    by_name = {module_name(source): source for source in sources}
+    graph: dict[str, set[str]] = {}
+    for name, source in by_name.items():
+        found = {
+            imported if imported in by_name else imported.rpartition(".")[0]
+            for imported, _ in imports(source)
+        }
+        graph[name] = (found & by_name.keys()) - {name}
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(import_graph(package_sources())).prepare()
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dpr.a import A",
+        "def f():\n    import dpr.a",
+        "from dpr import a, d",
+        "import dpr.a.nothing, torch",
+    ],
+)
+def test_circles_of_every_kind_are_found(back: str) -> None:
+    texts = {"dpr/a.py": "import dpr.b", "dpr/b.py": back, "dpr/d.py": "from dpr.a import A"}
+    with pytest.raises(CycleError, match=r"dpr\.a"):
+        TopologicalSorter(import_graph(parse(*item) for item in texts.items())).prepare()
+
+
+EMPTY_NAMES = {"utils", "util", "helpers", "helper", "manager", "misc", "base", "common"}
+
+
+def test_modules_are_named_by_what_they_hold() -> None:
+    assert not [source.name for source in package_sources() if Path(source.name).stem in EMPTY_NAMES]
+
+
+def test_sources_are_ascii_and_open_with_what_they_are() -> None:
+    for source in package_sources():
+        assert source.text.isascii(), source.name
+        assert not source.text.strip() or ast.get_docstring(source.tree), f"{source.name} has no docstring"
+
+
+def test_test_folders_are_packages() -> None:
+    """Otherwise test files of the same name hide each other, and processes cannot import their functions."""
+    folders = {path.parent for path in (REPOSITORY / "tests").rglob("test_*.py")}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]

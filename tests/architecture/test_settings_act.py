@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dpr.cli.main import COMMANDS
-from dpr.core.settings import Settings, drop_unused, leaves, unused_keys
-from tests.helpers.needs import away, entries, put
+from dpr.core.settings import Settings, leaves, unused_keys
+from tests.helpers.needs import put
 
 MODEL = {"model_file": "runs/first"}
 TRAINING = {"train_datasets": "train.json"}
@@ -67,14 +67,3 @@ def test_what_does_nothing_is_named_as_it_is_called(command: str) -> None:
     config: Settings = COMMANDS[command].settings_class()()
     names = {*leaves(config), *(key.rpartition(".")[0] for key in leaves(config))}
     assert set(config.unused()) <= names
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_what_does_nothing_is_set_to_its_default(command: str) -> None:
-    config: Settings = COMMANDS[command].settings_class()()
-    known: Any = entries(COMMANDS[command].settings_class())
-    unused = unused_keys(config)
-    for key in unused:
-        put(config, key, away(known[key], leaves(config)[key]))
-    drop_unused(config)
-    assert all(leaves(config)[key].value == leaves(config)[key].default for key in unused)

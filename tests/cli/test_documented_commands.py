@@ -1,9 +1,4 @@
-"""Every command that is printed or documented is understood: settings, flags, the order of what stands alone.
-tests/cli/test_docs_run.py runs those of README.md and docs/*.md.
-
-Documented are the lines of code in README.md, docs/*.md and the docstrings of the scripts, the code spans
-that begin with ``dpr``, the examples of ``--help``, and what examples/quickstart runs and prints.
-"""
+"""Every command in the documents, in ``--help`` and in what the quickstart prints is understood."""
 
 from __future__ import annotations
 

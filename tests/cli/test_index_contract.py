@@ -1,9 +1,8 @@
-"""An index of a user's own, in this file alone, from the command lines of retrieval and search."""
+"""An index of a user's own, from the command lines of retrieval and search."""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +12,15 @@ import pytest
 import torch
 
 from dpr.cli.main import main
-from dpr.core.records import Passage, Question
 from dpr.core.settings import IDENTITY, Settings, setting
-from dpr.embedding.job import embed_shard
-from dpr.embedding.settings import EmbedConfig
-from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import write_questions
 from dpr.formats.results import read_trec_run
 from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Index, IndexTexts
 from dpr.indexer.vectors import VectorSource, blocks
-from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.retriever import Retriever
-from dpr.storage.durable import durable_folder
-from tests.helpers.tiny import sentence, tiny_model
+from tests.unit.retrieval.conftest import World, world
+
+__all__ = ["world"]
 
 
 @dataclass
@@ -101,34 +94,16 @@ class ToyWords(ToyIndex):
 VECTORS, WORDS = f"{__name__}:ToyVectors", f"{__name__}:ToyWords"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """model/, corpus.tsv, vectors_0, questions.jsonl."""
-    folder = tmp_path_factory.mktemp("world")
-    rng = random.Random(0)
-    passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
-    write_passages(folder / "corpus.tsv", passages)
-    asked = [" ".join(rng.sample(passage.text.split(), 4)) for passage in passages[:10]]
-    write_questions(folder / "questions.jsonl", [Question(text, f"q{row}") for row, text in enumerate(asked)])
-    with durable_folder(folder / "model") as target:
-        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
-    embed_shard(
-        BiEncoder.load(folder / "model"),
-        PassageSource(folder / "corpus.tsv"),
-        EmbedConfig(out_file=str(folder / "vectors")),
-    )
-    return folder
-
-
-def retrieve(world: Path, out: Path, *more: str, vectors: bool = True) -> int:
-    model = [f"model_file={world / 'model'}", f"encoded_ctx_files=[{world / 'vectors_0'}]"] if vectors else []
-    texts = [f"qa_dataset={world / 'questions.jsonl'}", f"ctx_datasets=[{world / 'corpus.tsv'}]"]
-    how = ["match=none", "no_cuda=true", "n_docs=7"]
-    return main(["retrieve", *model, *texts, *how, f"trec_run_file={out}", *more])
+def retrieve(world: World, out: Path, *more: str, vectors: bool = True) -> int:
+    line = ["retrieve", "match=none", "no_cuda=true", "n_docs=7", f"trec_run_file={out}"]
+    line += [f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datasets=[{world.path('corpus.tsv')}]"]
+    if vectors:
+        line += [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
+    return main([*line, *more])
 
 
 def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     own = [f"indexer.kind={VECTORS}", f"index_path={tmp_path / 'index'}", f"search_folder={tmp_path}"]
     assert retrieve(world, tmp_path / "exact.run") == 0
@@ -144,8 +119,8 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     assert retrieve(world, tmp_path / "other.run", *own, "indexer.options.scale=2.0") == 3
     assert "was built with scale 1.0, expected 2.0" in capfd.readouterr().err
     files = [
-        f"model_file={world / 'model'}",
-        f"ctx_src={world / 'corpus.tsv'}",
+        f"model_file={world.folder / 'model'}",
+        f"ctx_src={world.folder / 'corpus.tsv'}",
         f"out_file={tmp_path}/vectors",
     ]
     assert main(["embed", *files, "out_dtype=float16", "no_cuda=true"]) == 0
@@ -158,7 +133,7 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     assert Retriever.open(tmp_path, indexer=VECTORS, device="cpu").search("anything", 1)
 
 
-def test_retrieval_searches_texts_with_it(world: Path, tmp_path: Path) -> None:
+def test_retrieval_searches_texts_with_it(world: World, tmp_path: Path) -> None:
     own = [f"indexer.kind={WORDS}", f"index_path={tmp_path / 'index'}"]
     for name in ("built", "opened"):
         assert retrieve(world, tmp_path / f"{name}.run", *own, vectors=False) == 0
@@ -175,7 +150,7 @@ def test_retrieval_searches_texts_with_it(world: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_index_is_refused_in_one_line(
-    world: Path, tmp_path: Path, kind: str, message: str, capfd: pytest.CaptureFixture[str]
+    world: World, tmp_path: Path, kind: str, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert retrieve(world, tmp_path / "x.run", f"indexer.kind={kind}") == 2
     error = capfd.readouterr().err

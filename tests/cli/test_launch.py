@@ -1,5 +1,4 @@
-"""What a command line becomes, and what a person reads when it is wrong. All in this process; starting
-processes: test_launchers.py."""
+"""What a command line becomes, and what a person reads when it is wrong."""
 
 from __future__ import annotations
 
@@ -34,22 +33,15 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compose(*argv: str) -> TrainCommand:
-    seen, names = (
-        Seen(),
-        {
-            key.split(".")[1].split("=")[0]
-            for arg in argv
-            if (key := arg.lstrip("+- ")).startswith("datasets.")
-        },
-    )
+    seen = Seen()
+    names = set(re.findall(r"(?m)^[ -]*datasets\.(\w+)", "\n".join(argv)))
     named = [f"dev_datasets=[{','.join(names)}]"] if names else []  # what no setting names is refused
     assert launch("biencoder_train_cfg", TrainCommand, seen, [*argv, *named]) == 0
     return seen.only
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The message of a command line that must be refused before the job starts: exit 2, at most five lines,
-    no traceback."""
+    """The message of a command line that is refused before the job starts, in at most five lines."""
     seen = Seen()
     assert launch("biencoder_train_cfg", TrainCommand, seen, list(argv)) == 2
     assert not seen.configs
@@ -76,13 +68,6 @@ class TestComposition:
         config, plain = compose(), TrainCommand()
         config.datasets = {}
         assert config == plain
-
-    def test_below_the_door_there_are_plain_objects_and_nothing_is_written(self) -> None:
-        before = Path.cwd()
-        config = compose("datasets.mine.file=x.json", "train_datasets=[a,b]", "output_dir=runs/a")
-        kinds = type(config), type(config.datasets["mine"]), type(config.train_datasets)
-        assert kinds == (TrainCommand, dict, list)
-        assert Path.cwd() == before and not list(before.iterdir())
 
     def test_dashed_arguments_spaces_and_stray_backslashes_are_understood(self) -> None:
         config = compose(
@@ -112,11 +97,6 @@ class TestComposition:
     def test_an_option_that_is_a_text_is_no_list(self, option: str, text: str) -> None:
         assert compose(f"datasets.web.{option}={text}").datasets["web"] == {option: text}
 
-    def test_user_folder_adds_group_options(self, tmp_path: Path) -> None:
-        (tmp_path / "my conf" / "train").mkdir(parents=True)
-        (tmp_path / "my conf" / "train" / "tiny.yaml").write_text("batch_size: 11\n")
-        assert compose("--config-dir", "my conf", "train=tiny").train.batch_size == 11
-
     @pytest.mark.parametrize("name", ["b,c.json", "it's [1].json", '(1){2} "x=1".json'])
     @pytest.mark.parametrize("exists", [True, False])
     def test_a_path_needs_no_second_layer_of_quotes(self, name: str, exists: bool, tmp_path: Path) -> None:
@@ -144,19 +124,6 @@ class TestComposition:
         assert (config.train_datasets, config.dev_datasets) == (["a.json", "b.json"], ["c.json", "d.json"])
         assert config.seed == 3
 
-    @pytest.mark.parametrize("sign", ["+", "++"])
-    def test_a_sign_that_adds_sets_what_is_there(self, sign: str) -> None:
-        config = compose(f"{sign}seed=3", f"{sign}train.max_steps=2", f"{sign}output_dir=runs/a")
-        assert (config.seed, config.train.max_steps, config.output_dir) == (3, 2, "runs/a")
-
-    def test_interpolation_still_works_inside_paths(self) -> None:
-        assert compose("output_dir=runs/${seed} b", "seed=5").output_dir == "runs/5 b"
-
-    def test_catalogue_entries_keep_their_types(self) -> None:
-        given = ["file=null", "shuffle_positives=true", "selector=3"]
-        entry = compose(*(f"datasets.m.{item}" for item in given)).datasets["m"]
-        assert entry == {"file": None, "shuffle_positives": True, "selector": 3}
-
 
 class TestOldKeys:
     def test_each_warns_once_and_names_its_replacement(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,14 +139,6 @@ class TestOldKeys:
         assert compose("fp16=True").train.precision == "fp16"
         assert "read as train.precision=fp16" in capsys.readouterr().err
         assert compose("fp16=False", "train.precision=bf16").train.precision == "bf16"
-
-    def test_other_ranks_do_not_repeat_the_warning(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
-            monkeypatch.setenv(name, value)
-        compose("--local-rank=1", "global_loss_buf_sz=3")
-        assert capsys.readouterr().err == ""
 
 
 class TestWithoutEffect:
@@ -200,12 +159,6 @@ class TestWithoutEffect:
         assert self.told(capsys, "model_file=m", "dev_datasets=d.json", *training, *kept) == (
             "warning: no effect here: encoder.dropout, train.batch_size, train.learning_rate\n"
         )
-
-    def test_what_does_nothing_reaches_no_job(self) -> None:
-        seen = Seen()
-        given = ["model_file=m", "dev_datasets=d.json", "train.batch_size=8", "encoder.pretrained=false"]
-        assert launch("biencoder_train_cfg", TrainCommand, seen, given) == 0
-        assert (seen.only.train.batch_size, seen.only.encoder.pretrained) == (32, True)
 
     def test_options_of_a_data_set_that_nothing_names_are_told(
         self, capsys: pytest.CaptureFixture[str]
@@ -242,10 +195,6 @@ class TestMistakes:
                 message = refused(capsys, f"{wrong}=1")
                 assert key in message.partition("did you mean")[2]
 
-    def test_a_key_without_its_section_is_found(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "train.batch_size" in refused(capsys, "batch_size=4")
-        assert "train.augment.crop_tokens" in refused(capsys, "train.crop_tokens=4")
-
     def test_many_mistakes_stay_on_five_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "and 4 more" in refused(capsys, *(f"nonsense{n}=1" for n in range(7)))
 
@@ -254,37 +203,24 @@ class TestMistakes:
         [
             ("train=biencoder_nqq", "biencoder_nq"),
             ("encoder=bert", "hf_bert"),
-            ("train=3", "biencoder_default"),
-            ("train=null", "group"),
-            ("train.batch_size=1.5", "train.batch_size"),
             ("train.batch_size=0", "at least 1"),
             ("train.batch_size=abc", "train.batch_size=abc is not a whole number\n"),
-            ("train.learning_rate=0,00002", "train.learning_rate=0,00002 is not a number\n"),
             ("train.learning_rate=fast", "train.learning_rate=fast is not a number\n"),
             ("encoder.shared=maybe", "encoder.shared=maybe is not true or false\n"),
             ("special_token=x", "did you mean datasets (as datasets.NAME.OPTION)?"),
             ("--multirun", "one command runs one job"),
             ("train.precision=fp8", "fp32, bf16, fp16"),
-            ("train.adam_betas=(0.9)", "two numbers"),
-            ("train_sampling_rates=[a]", "train_sampling_rates"),
             ("seed=null", "seed does not accept null"),
             ("train.batch_size=1,2", "train.batch_size=1,2"),
-            ("train.batch_size=[3", "train.batch_size=[3"),
             ("train.batch_size={", "train.batch_size={"),
             ("train_datasets=", "train_datasets=null"),
             ("train_datasets", "train_datasets needs a value"),
             ("data/train.json", "train_datasets=data/train.json"),
-            ("--train_datasets", "needs a value"),
-            ("-x", "-x"),
             ("=3", "=3"),
-            ("train.augment=3", "section"),
             ("+new_key=3", "new_key"),
             ("~train.batch_size", "train.batch_size"),
-            ("~nothing", "nothing"),
             ("--config-dir=nowhere", "nowhere"),
-            ("--config-name=nowhere", "nowhere"),
             ("--cfg", "--cfg needs a value"),
-            ("--experimental-rerun=x.pickle", "experimental-rerun"),
         ],
     )
     def test_message_names_what_is_wrong(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -11,7 +10,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core import logs
-from tests.helpers.tiny import sentence
+from tests.cli.test_quickstart import write_documents
 
 COMMANDS = {
     "prepare": "docs out=texts",
@@ -62,14 +61,8 @@ EXPECTED = {
 def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, str]]]:
     """What each command has said on standard output and standard error, each line of progress as soon as it could."""
     folder = tmp_path_factory.mktemp("progress")
-    rng = random.Random(5)
-    (folder / "docs").mkdir()
-    for number in range(6):
-        sections = (
-            f"## {sentence(rng, 4)}\n\n" + " ".join(f"{sentence(rng, 9).capitalize()}." for _ in range(3))
-            for _ in range(12)
-        )
-        (folder / "docs" / f"page{number}.md").write_text(f"# {sentence(rng, 4)}\n\n" + "\n\n".join(sections))
+    write_documents(folder / "docs")
+    (folder / "docs" / "broken.txt").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DPR_CACHE", str(folder / "cache"))

@@ -1,5 +1,4 @@
-"""The prepared folder: readable by every other command, without leaks between splits, the same bytes every
-time."""
+"""The prepared folder: readable by every command, without leaks between splits, the same bytes every time."""
 
 from __future__ import annotations
 
@@ -10,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import Passage
 from dpr.formats.corpora import read_passages
 from dpr.formats.documents.document import name_as_words
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.preparation.document_questions import TRAIN, split_by_group
 from dpr.storage.durable import verify_folder
 from examples.docstring_corpus.__main__ import main
-from examples.docstring_corpus.corpus import drop_repeats, lexical_negatives, prepare_docstrings, split_pairs
+from examples.docstring_corpus.corpus import drop_repeats, prepare_docstrings
 from examples.docstring_corpus.docstrings import Docstring
 
 WORDS = (
@@ -47,16 +45,6 @@ def group_of(docstring_id: str | None) -> str:
     return ".".join(str(docstring_id).split(".")[:2])
 
 
-def test_no_module_is_in_two_splits() -> None:
-    pairs = split_pairs(some_docstrings(2000), seed=1, num_dev=100, num_test=200)
-    splits_of: dict[str, set[str]] = {}
-    for pair in pairs:
-        splits_of.setdefault(group_of(pair.passage.id), set()).add(pair.split)
-    assert all(len(splits) == 1 for splits in splits_of.values())
-    sizes = {split: sum(pair.split == split for pair in pairs) for split in ("train", "dev", "test")}
-    assert 100 <= sizes["dev"] <= 115 and 200 <= sizes["test"] <= 230 and sizes["train"] > 1600
-
-
 def test_groups_stay_together_and_small_sets_are_not_used_up() -> None:
     groups = [f"g{row % 100}" for row in range(1000)]
     before = split_by_group(groups, {"test": 100}, seed=3)
@@ -66,20 +54,6 @@ def test_groups_stay_together_and_small_sets_are_not_used_up() -> None:
     assert split_by_group(groups, {"test": 100}, seed=4) != before
     splits = split_by_group(["large"] * 500 + groups[:500], {"test": 100, "dev": 50}, seed=0)
     assert set(splits[:500]) == {TRAIN} and (splits.count("test"), splits.count("dev")) == (100, 50)
-    few = split_by_group(groups[:9], {"test": 100, "dev": 100}, seed=0)
-    assert [few.count(split) for split in ("test", "dev", TRAIN)] == [3, 3, 3]
-
-
-def test_hard_negatives_are_never_the_positive_nor_its_text() -> None:
-    docstrings = some_docstrings(300)
-    passages = [Passage(docstring.body, "", docstring.name) for docstring in docstrings]
-    copies = [Passage(passage.text, "", f"copy of {passage.id}") for passage in passages[:50]]
-    questions = [passage.text[:60] for passage in passages]
-    negatives = lexical_negatives(questions, passages, [*passages, *copies], num_negatives=4)
-    for positive, found in zip(passages, negatives, strict=True):
-        assert 3 <= len(found) <= 4
-        assert all(passage.id != positive.id and passage.text != positive.text for passage in found)
-        assert len({passage.id for passage in found}) == len(found)
 
 
 def test_repeated_names_questions_and_passages_are_dropped_and_the_first_is_kept() -> None:
@@ -91,11 +65,7 @@ def test_repeated_names_questions_and_passages_are_dropped_and_the_first_is_kept
 
 
 def test_names_become_words() -> None:
-    assert (
-        name_as_words("pandas.io.parsers.TextFileReader.get_chunk")
-        == "pandas io parsers Text File Reader get chunk"
-    )
-    assert name_as_words("http.HTTPServer._run2") == "http HTTP Server run2"
+    assert name_as_words("pandas.io.TextFileReader.get_chunk") == "pandas io Text File Reader get chunk"
 
 
 def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_path: Path) -> None:
@@ -144,6 +114,9 @@ def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_p
         group_of(row["positive_ctxs"][0]["passage_id"]) for row in train
     )
     assert sum(bool(row["hard_negative_ctxs"]) for row in train) > 0.9 * len(train)
+    for row in train:
+        (positive,) = row["positive_ctxs"]
+        assert all(other["text"] != positive["text"] for other in row["hard_negative_ctxs"])
 
     assert prepare("first") == counts  # there already
     with pytest.raises(InputError, match="exists already, made with another seed"):

@@ -1,5 +1,4 @@
-"""The notebook runs from its first cell to its last, in plain Python, and is stored without what it
-printed."""
+"""The notebook runs from its first cell to its last and is stored with the text that it prints alone."""
 
 from __future__ import annotations
 
@@ -14,16 +13,14 @@ from tests.architecture.source_files import REPOSITORY
 
 NOTEBOOK = json.loads((REPOSITORY / "examples" / "first_steps.ipynb").read_text(encoding="utf-8"))
 CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+STORED = ["".join(output["text"]) for cell in NOTEBOOK["cells"] for output in cell.get("outputs", [])]
 
 
-def test_it_is_a_notebook_without_outputs() -> None:
-    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
-    assert len({cell["id"] for cell in NOTEBOOK["cells"]}) == len(NOTEBOOK["cells"])
+def test_it_is_a_notebook_with_printed_text_alone() -> None:
     for cell in NOTEBOOK["cells"]:
-        is_code = cell["cell_type"] == "code"
-        empty: dict[str, Any] = {"execution_count": None, "outputs": []} if is_code else {}
-        assert cell.keys() == {"cell_type", "id", "metadata", "source", *empty}
-        assert all(cell[name] == value for name, value in empty.items())
+        assert cell.get("execution_count") is None
+        for output in cell.get("outputs", []):
+            assert (output["output_type"], output["name"]) == ("stream", "stdout")
     assert not [
         line for source in CODE for line in source.splitlines() if line.lstrip().startswith(("!", "%"))
     ]
@@ -41,6 +38,10 @@ def test_its_cells_run_in_order(
         exec(compile(source, f"code cell {number}", "exec"), namespace)  # noqa: S102 the repository's own file
         printed.append(capsys.readouterr().out)
     assert printed[0].startswith("360 passages; ")
+    stored = [text.split("\n") for text in STORED]
+    found = [text.split("\n") for text in printed if text]
+    assert found[:2] == stored[:2]  # the others have figures, whose last digits differ between processors
+    assert [len(lines) for lines in found] == [len(lines) for lines in stored]
     assert "BM25: nothing" in printed[-2] and printed[-2].count("Television set") >= 2
     table = printed[-1].splitlines()
     assert table[0].split() == ["MRR@10", "top-5", "top-20"]

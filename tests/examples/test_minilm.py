@@ -1,7 +1,4 @@
-"""A published model, its real weights: vectors and rankings are those of sentence-transformers.
-
-pytest tests/examples/test_minilm.py
-"""
+"""A published model, its real weights: vectors and rankings are those of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -32,8 +29,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scifact(shared_data: Path) -> tuple[list[str], list[Passage]]:
-    """Claims, and abstracts of which one at least supports or refutes each; most are cut to 40 words, to save time,
-    and some exceed the model's 256 tokens."""
+    """Claims and abstracts, most of them cut to 40 words to save time; some exceed the model's 256 tokens."""
     folder = shared_data / "scifact"
     judged = dict(list(read_qrels(folder / "qrels" / "test.tsv").items())[:QUESTIONS])
     relevant = {passage for judgements in judged.values() for passage in judgements}

@@ -1,5 +1,4 @@
-"""The prompt of the RAG example holds the passages that the run finds, each with the file and the heading it
-stands under."""
+"""The prompt of the RAG example holds the passages that the run finds, with their file and heading."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""repro/run.py: recipes are whole and their commands understood; what is run is compared with what is
-expected.
-
-pytest tests/examples/test_repro.py
-"""
+"""repro/run.py: recipes are whole, their commands understood, and figures are compared with those expected."""
 
 from __future__ import annotations
 

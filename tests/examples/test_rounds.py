@@ -1,7 +1,4 @@
-"""examples/rounds.sh: rounds of mining and training, and a kill in the middle of them.
-
-pytest tests/examples/test_rounds.py
-"""
+"""examples/rounds.sh: rounds of mining and training, and a kill in the middle of them."""
 
 from __future__ import annotations
 
@@ -52,23 +49,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def start(workplace: Path, out: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "PATH": f"{workplace / 'bin'}:{os.environ['PATH']}",
-        "DPR_CACHE": str(workplace / "cache"),
-    }
-    environment |= {
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    environment |= {
-        "TRAIN": "train.jsonl",
-        "DEV": "dev.jsonl",
-        "CORPUS": "corpus.tsv",
-        "OUT": out,
-        "MINE": "per_question=2",
-    }
-    environment |= {"DEVICE": "device=cpu"}
+    environment = os.environ | {"PATH": f"{workplace / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    environment["DPR_CACHE"] = str(workplace / "cache")
+    given = "TRAIN=train.jsonl DEV=dev.jsonl CORPUS=corpus.tsv MINE=per_question=2 DEVICE=device=cpu"
+    environment |= dict(item.split("=", 1) for item in [*given.split(), f"OUT={out}"])
     command = ["bash", str(REPOSITORY / "examples" / "rounds.sh"), *SETTINGS.split()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(

@@ -1,5 +1,4 @@
-"""What every command is tried with: tiny inputs, a command line, and what its outputs must be whatever has
-happened to it."""
+"""What every command is tried with: tiny inputs, a command line, and what its outputs must be."""
 
 from __future__ import annotations
 
@@ -233,8 +232,7 @@ class Commands:
 
 
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
-    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a
-    curve all but its times."""
+    """Returns the outputs of a job by name; of a training what decides how it continues; of a curve all but times."""
     files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
     if name in TRAININGS:
         run = json.loads((folder / "out" / "run" / "run.json").read_text())
@@ -259,8 +257,7 @@ def _timeless(path: Path) -> bytes:
 
 
 def unfinished_business(folder: Path) -> list[str]:
-    """Names that should be gone when a command has ended well: temporary files, what was set aside, locks of
-    outputs."""
+    """Returns temporary files, folders set aside and locks, which should be gone when a command has ended well."""
     found = [path for path in folder.rglob("*") if path.name.startswith((".tmp-", ".old-"))]
     return [str(path) for path in [*found, *(folder / "out").rglob("*.lock")]]
 

@@ -1,15 +1,10 @@
-"""A process that has imported everything and forks any command of ``dpr`` whenever it is asked, with a fault
-in it if one is asked for.
-
-A fault is placed by counting: operations are what Python does to files in the command's working directory
-(opened to be written, renamed, removed, made, flushed), as the interpreter's audit events tell. So the
-product needs no hooks, and nothing is missed that goes through it.
-"""
+"""A process that forks any command of ``dpr``, with a fault counted in the interpreter's audit events of files."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -37,26 +32,17 @@ def serve(requests: Connection) -> None:
 
 
 def _import_everything() -> None:
-    import bm25s  # noqa: F401
     import faiss
-    import hydra  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-    import pytrec_eval  # noqa: F401
-    import tokenizers  # noqa: F401
     import torch
 
-    import dpr.jobs.adapt
-    import dpr.jobs.compare
-    import dpr.jobs.download
-    import dpr.jobs.embed
-    import dpr.jobs.export
-    import dpr.jobs.mine
-    import dpr.jobs.quickstart
-    import dpr.jobs.retrieve
-    import dpr.jobs.train
-    import dpr.preparation.conversion
-    import dpr.preparation.new_encoder  # noqa: F401
-    import examples.docstring_corpus.__main__  # noqa: F401
+    for (
+        name
+    ) in "bm25s hydra pyarrow.parquet pytrec_eval tokenizers examples.docstring_corpus.__main__".split():
+        importlib.import_module(name)
+    for name in "adapt compare download embed export mine quickstart retrieve train".split():
+        importlib.import_module(f"dpr.jobs.{name}")
+    for name in ("conversion", "new_encoder"):
+        importlib.import_module(f"dpr.preparation.{name}")
     from dpr.cli.main import COMMANDS
     from dpr.training.throughput import matrix_speed
 
@@ -146,8 +132,7 @@ def _make_short_trainings() -> None:
 
 
 def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:
-    """Counts operations and writes, and makes ``fault`` happen before the ``number``-th (from 1) of its
-    kind."""
+    """Counts operations and writes, and makes ``fault`` happen before the ``number``-th (from 1) of its kind."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     owner = os.getpid()
 

@@ -7,15 +7,17 @@ pytest tests/faults --all-faults --fault-table FILE          and puts the counts
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytest
 
@@ -88,8 +90,7 @@ def undisturbed(workshop: Workshop) -> dict[int, str]:
 
 @dataclass
 class Trial:
-    """One attempt. As a ``with`` block it counts as passed unless something is raised in it; the next attempt
-    follows all the same."""
+    """One attempt. As a ``with`` block it counts as passed unless something is raised in it."""
 
     number: int
     random: random.Random
@@ -120,8 +121,7 @@ class Case:
     failures: list[str] = field(default_factory=list)
 
     def trials(self, count: int, *, fast: int) -> Iterator[Trial]:
-        """``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the
-        number."""
+        """Yields ``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the number."""
         if not (fast or self.takes_all):
             pytest.skip("takes long; --all-faults runs it")
         for number in range(count if self.takes_all else fast):
@@ -151,6 +151,26 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     )
 
 
+def fault(
+    row: str, text: str, expected: str, *, trials: int, fast: int = 1
+) -> Callable[[Callable[..., None]], Any]:
+    """Makes a function of one ``trial`` a test of as many, which are a row of the table."""
+
+    def decorated(function: Callable[..., None]) -> Any:
+        def test(case: Case, **fixtures: Any) -> None:
+            for trial in case.trials(trials, fast=fast):
+                with trial:
+                    function(trial=trial, **fixtures)
+
+        names = ["case", *(name for name in inspect.signature(function).parameters if name != "trial")]
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        test.__name__, test.__doc__ = function.__name__, function.__doc__
+        return pytest.mark.fault(row, text, expected)(test)
+
+    return decorated
+
+
 def _order(row: Row) -> tuple[str, int, str]:
     return row.id[0], int(row.id[1:]), row.fault
 
@@ -169,8 +189,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _write_table(file: Path, rows: dict[str, Row]) -> None:
-    """Replaces the rows of this run in the file's table and keeps the others, so that the whole can be run in
-    pieces."""
+    """Replaces the rows of this run in the file's table and keeps the others."""
     text = file.read_text(encoding="utf-8")
     before, found, rest = text.partition(BEGIN)
     table, _, after = rest.partition(END)

@@ -1,9 +1,4 @@
-"""What can be made to go wrong inside a run. Each function patches the process that calls it, before the
-command starts in it.
-
-The product knows nothing of these: they replace functions of the standard library, of torch, or of a module,
-as a debugger would.
-"""
+"""Faults inside a run: each function patches the process that calls it, before the command starts in it."""
 
 from __future__ import annotations
 
@@ -165,8 +160,7 @@ def _count_updates() -> None:
 
 
 def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> None:
-    """The vectors of one rank are NaN or infinite in ``steps`` updates of this process, the first of them
-    number ``first`` (from 1)."""
+    """Makes the vectors of one rank NaN or infinite in ``steps`` updates from number ``first`` (from 1) on."""
     if rank() != on_rank:
         return
     _count_updates()
@@ -178,7 +172,7 @@ def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> No
             return vectors._replace(questions=vectors.questions * float(value))
         return vectors
 
-    BiEncoder.forward = spoilt  # type: ignore[method-assign]
+    BiEncoder.forward = spoilt  # type: ignore[assignment]
 
 
 def tell_weights() -> None:
@@ -194,7 +188,7 @@ def tell_weights() -> None:
                 digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
             print("weights", digest.hexdigest(), flush=True)
 
-    BiEncoderTrainer.train = train  # type: ignore[method-assign]
+    BiEncoderTrainer.train = train  # type: ignore[assignment]
 
 
 def tell_times() -> None:
@@ -215,7 +209,7 @@ def tell_times() -> None:
         return found
 
     checkpointing.CheckpointFolder.save = timed_save  # type: ignore[method-assign]
-    BiEncoderTrainer.train = timed_train  # type: ignore[method-assign]
+    BiEncoderTrainer.train = timed_train  # type: ignore[assignment]
 
 
 def tell_rows() -> None:
@@ -251,8 +245,7 @@ def _in_saves(first: int, count: int, begin: Callable[[], None], end: Callable[[
 
 
 def full_disk(from_save: int, saves: int) -> None:
-    """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing
-    more fails as on a full disk."""
+    """Lets no file grow beyond 4 KB in ``saves`` saves, as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -263,8 +256,7 @@ def full_disk(from_save: int, saves: int) -> None:
 
 
 def failing_flush(from_save: int, saves: int) -> None:
-    """The disk reports an error when the files of the ``from_save``-th and the following saves are
-    flushed."""
+    """Lets the disk report an error when the files of ``saves`` saves are flushed."""
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -282,8 +274,7 @@ def late_start(seed: int) -> None:
 
 
 def slow_steps(seconds: float) -> None:
-    """Every update takes this much longer, and prints when it begins, so that a signal can reach the run at a
-    chosen time."""
+    """Makes every update take longer, and prints when it begins."""
 
     def linger() -> None:
         print("a slow update begins", flush=True)

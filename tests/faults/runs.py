@@ -29,29 +29,19 @@ CASE_LIMIT_S = 60.0
 RANK_TIMEOUT_S = round(patient(20 / 3))
 """Twenty seconds on an idle machine, so that a slow disk is not a lost rank."""
 
+SETTINGS = (
+    "encoder.pretrained=false encoder.sequence_length=24 encoder.dropout=0.1 train.global_batch_size=8"
+    " train.num_train_epochs=2 train.learning_rate=1e-3 train.warmup_steps=3 train.eval_every_steps=6"
+    f" train.save_every_steps={SAVE_EVERY} train.log_batch_step=1 rank_timeout_s={RANK_TIMEOUT_S}"
+)
 Injection = tuple[str, dict[str, Any]]
 
 
 def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:
     """Command line of a run: of 48 questions, 12 updates in two epochs, a checkpoint every second."""
-    return [
-        f"train_datasets=[{workplace / 'train.json'}]",
-        f"dev_datasets=[{workplace / 'dev.json'}]",
-        f"output_dir={output_dir}",
-        f"encoder.pretrained_model_cfg={workplace / 'encoder'}",
-        "encoder.pretrained=false",
-        "encoder.sequence_length=24",
-        "encoder.dropout=0.1",
-        "train.global_batch_size=8",
-        "train.num_train_epochs=2",
-        "train.learning_rate=1e-3",
-        "train.warmup_steps=3",
-        "train.eval_every_steps=6",
-        f"train.save_every_steps={SAVE_EVERY}",
-        "train.log_batch_step=1",
-        f"rank_timeout_s={RANK_TIMEOUT_S}",
-        *overrides,
-    ]
+    files = [f"{name}_datasets=[{workplace / name}.json]" for name in ("train", "dev")]
+    files += [f"output_dir={output_dir}", f"encoder.pretrained_model_cfg={workplace / 'encoder'}"]
+    return [*files, *SETTINGS.split(), *overrides]
 
 
 def environment(workplace: Path) -> dict[str, str]:
@@ -73,8 +63,7 @@ class Run:
     codes: dict[int, int] = field(default_factory=dict)
 
     def poll(self) -> list[int] | None:
-        """Exit codes by rank (minus the signal's number for one that a signal ended), None while any rank
-        runs."""
+        """Returns exit codes by rank (minus the signal's number after a signal), None while any rank runs."""
         if len(self.codes) < len(self.pids):
             answer = self.server.ask({"do": "poll", "pids": self.pids})
             self.codes = {pid: code for pid, code in answer.items() if code is not None}
@@ -162,13 +151,17 @@ class Workshop:
         assert set(run.wait()) == {0}, run.text
         return run
 
+    def finished_hash(self, output_dir: Path, *overrides: str, **options: Any) -> str:
+        """Runs the command, which must end well, and returns what it ends with."""
+        self.finish(output_dir, *overrides, **options)
+        return final_hash(output_dir)
+
 
 _ports = itertools.cycle(range(20000 + os.getpid() % 100 * 100, 20100 + os.getpid() % 100 * 100))
 
 
 def free_port() -> int:
-    """A port below those that the system gives to connections, so that none takes it before rank 0; another
-    one at every call."""
+    """Returns a port below those that the system gives to connections; another one at every call."""
     for port in itertools.islice(_ports, 100):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -183,12 +176,14 @@ def saved_steps(output_dir: Path) -> list[int]:
     return [int(folder.name.rpartition("step")[2]) for folder in run_folders.checkpoint_folders(output_dir)]
 
 
-def state_hash(folder: Path, *, best: bool = True) -> str:
-    """SHA-256 over sorted (name, bytes) of model and optimizer, and the progress that decides the schedule,
-    of one checkpoint.
+def logged_values(output_dir: Path, name: str) -> dict[int, float]:
+    """Returns a metric of a run by step."""
+    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if name in line}
 
-    ``best=False`` leaves out which checkpoint is the best: one whose save failed cannot be it.
-    """
+
+def state_hash(folder: Path, *, best: bool = True) -> str:
+    """Returns a hash of a checkpoint's weights, optimizer and progress (without which one is the ``best`` for False)."""
     digest = hashlib.sha256()
     for file in (checkpoints.MODEL_FILE, checkpoints.OPTIMIZER_FILE):
         for name, tensor in sorted(checkpoints.read_tensors(folder, file).items()):

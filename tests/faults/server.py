@@ -1,10 +1,4 @@
-"""A process that has imported everything and forks a run of the command whenever it is asked: starting one
-takes milliseconds, not seconds.
-
-Only the way of starting differs from a launcher's: each rank is a process of its own, in a process group with
-the others of its run, with the launcher's variables, and runs the script through ``runpy``. What goes wrong
-in it is decided by ``tests.faults.injections``.
-"""
+"""A process that forks runs of the training script, each rank with a launcher's variables and faults of its own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every command that writes: killed at any operation on files, full disks, damaged outputs and caches,
-changed inputs, two at once."""
+"""Every command that writes: killed, full disks, damaged outputs and caches, changed inputs, two at once."""
 
 from __future__ import annotations
 
@@ -28,26 +27,15 @@ from tests.faults.command_jobs import (
     left_by,
     unfinished_business,
 )
-from tests.faults.conftest import Case, Trial
+from tests.faults.conftest import Case, Trial, fault
 from tests.helpers.jobs import verify
 
 REFUSED, KILLED = 3, -9
 BINARY = (".safetensors", ".npy", ".cp")
 KILLED_ONCE = (
-    "prepare",
-    "prepare-folder",
-    "prepare-pairs",
-    "new-encoder",
-    "export to=hf-dpr",
-    "embed",
-    "retrieve indexer=bm25",
-    "evaluate",
-    "mine",
-    "score",
-    "report",
-    "download",
-    "merge",
-)
+    "prepare, prepare-folder, prepare-pairs, new-encoder, export to=hf-dpr, embed, retrieve indexer=bm25, "
+    "evaluate, mine, score, report, download, merge"
+).split(", ")
 """The jobs, one of each command, that ``make test`` kills; trainings: test_kills.py."""
 FAST = {
     "test_disk_full": ("prepare", "retrieve indexer=bm25"),
@@ -95,8 +83,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 def numbers(case: Case, job: str, total: int, fast: int) -> list[int]:
-    """All operations, or ``fast`` of them, from 1. Of training never all; it has its own rows in the
-    table."""
+    """Returns all operations, or ``fast`` of them, from 1; of a training never all."""
     if case.takes_all and job not in TRAININGS:
         return list(range(1, total + 1))
     some = min(40 if case.takes_all else fast, total)
@@ -225,8 +212,7 @@ def change(file: Path) -> None:
 
 
 def change_in_silence(file: Path) -> None:
-    """Another content of the same size in the same inode, with the time it had; of a text another letter or
-    digit."""
+    """Writes another content of the same size, inode and time."""
     before, content = file.stat(), bytearray(file.read_bytes())
     places = [
         match.start() for match in re.finditer(rb"(?<=[ \t\"])[a-z0-9](?=[a-z0-9 \t\",\n])", bytes(content))
@@ -244,8 +230,7 @@ def change_in_silence(file: Path) -> None:
 
 
 def files_of(job: str, folder: Path) -> list[Path]:
-    """Every file that the command line names, or that lies in a folder which it names, or that a suite
-    names."""
+    """Returns every file that the command line names, or a folder or suite in it."""
     named = [part.rstrip("*.") for part in re.findall(r"in/[\w./*-]+", JOBS[job])]
     named += [f"in/{name}" for name in SUITE if "suite.yaml" in JOBS[job]]
     found = [
@@ -327,17 +312,18 @@ def test_verify_names_every_changed_file(
             assert any(code == 3 or "no checksum says" in line for line in told), f"{place}: {lines}"
 
 
-@pytest.mark.fault(
-    "B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes"
+@fault(
+    "B5",
+    "any command, twice at once",
+    "one ends well, the other too or with exit 3; equal bytes",
+    trials=5,
 )
-def test_two_at_once(case: Case, commands: Commands, job: str) -> None:
-    for trial in case.trials(5, fast=1):
-        with trial:
-            results = commands.run_together(job, trial.output_dir, count=2)
-            for result in results:
-                check_plain(result, [0, REFUSED])
-            assert 0 in [result.code for result in results], results[0].text + results[1].text
-            finish(commands, job, trial.output_dir)
+def test_two_at_once(trial: Trial, commands: Commands, job: str) -> None:
+    results = commands.run_together(job, trial.output_dir, count=2)
+    for result in results:
+        check_plain(result, [0, REFUSED])
+    assert 0 in [result.code for result in results], results[0].text + results[1].text
+    finish(commands, job, trial.output_dir)
 
 
 @pytest.mark.fault(

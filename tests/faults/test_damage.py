@@ -1,5 +1,4 @@
-"""Checkpoints that were changed after they were written are noticed, named and passed over; nothing starts
-from zero in silence."""
+"""Checkpoints that were changed after they were written are noticed, named and passed over."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import pytest
 
 from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import verify_folder
-from tests.faults.conftest import Case
+from tests.faults.conftest import Case, Trial, fault
 from tests.faults.runs import NAME, Workshop, final_hash, saved_steps
 
 REFUSED = 3
@@ -33,8 +32,7 @@ def checkpoint_files(output_dir: Path) -> list[str]:
 
 
 def check_fallback(workshop: Workshop, output_dir: Path, named: str, expected: str) -> None:
-    """The damage is found by ``verify``, reported with the file's name when the run resumes, and without
-    effect on its end."""
+    """The damage is found by ``verify``, named when the run resumes, and without effect on its end."""
     before = saved_steps(output_dir)
     problems = verify_folder(newest(output_dir))
     assert any(named in problem for problem in problems), problems
@@ -101,29 +99,27 @@ def test_a_changed_folder(
             check_fallback(workshop, trial.output_dir, name, undisturbed[2])
 
 
-@pytest.mark.fault(
+@fault(
     "A7",
     "all checkpoints damaged",
     "exit 3 on all ranks with each one's reason; resume=fresh starts a new run",
+    trials=1,
 )
 def test_all_checkpoints_damaged(
-    case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]
+    trial: Trial, workshop: Workshop, finished: Path, undisturbed: dict[int, str]
 ) -> None:
-    for trial in case.trials(1, fast=1):
-        with trial:
-            shutil.copytree(finished, trial.output_dir)
-            steps = saved_steps(trial.output_dir)
-            for folder in checkpoint_folders(trial.output_dir):
-                cut(folder / "model.safetensors")
-            run = workshop.run(trial.output_dir)
-            assert run.wait() == [REFUSED, REFUSED], run.text
-            for step in steps:
-                assert f"{NAME}.step{step}: model.safetensors: has " in run.rank_text(0)
-            assert "resume=fresh" in run.rank_text(0)
-            assert saved_steps(trial.output_dir) == steps, "nothing was touched"
-            workshop.finish(trial.output_dir, "resume=fresh")
-            assert final_hash(trial.output_dir) == undisturbed[2]
-            assert len(list(trial.output_dir.glob("damaged-*"))) == len(steps)
+    shutil.copytree(finished, trial.output_dir)
+    steps = saved_steps(trial.output_dir)
+    for folder in checkpoint_folders(trial.output_dir):
+        cut(folder / "model.safetensors")
+    run = workshop.run(trial.output_dir)
+    assert run.wait() == [REFUSED, REFUSED], run.text
+    for step in steps:
+        assert f"{NAME}.step{step}: model.safetensors: has " in run.rank_text(0)
+    assert "resume=fresh" in run.rank_text(0)
+    assert saved_steps(trial.output_dir) == steps, "nothing was touched"
+    assert workshop.finished_hash(trial.output_dir, "resume=fresh") == undisturbed[2]
+    assert len(list(trial.output_dir.glob("damaged-*"))) == len(steps)
 
 
 @pytest.mark.fault(

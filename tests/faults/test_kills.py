@@ -1,5 +1,4 @@
-"""SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of a run that was never
-killed."""
+"""SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, verify_folder
 from dpr.storage.leftovers import remove_leftovers
 from tests.faults import injections
-from tests.faults.conftest import Case
+from tests.faults.conftest import Case, Trial, fault
 from tests.faults.runs import LAST_STEP, SAVE_EVERY, Run, Workshop, final_hash, saved_steps
 from tests.helpers.jobs import train as evaluate
 
@@ -40,24 +39,23 @@ def check_little_is_lost(killed: Run, again: Run) -> None:
     assert lost <= SAVE_EVERY, f"{lost} updates were lost"
 
 
-@pytest.mark.fault(
+@fault(
     "A1",
     "SIGKILL of all processes at a random moment",
     "same command again: equal weights, at most one save interval lost",
+    trials=50,
 )
-def test_killed_at_a_random_moment(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(50, fast=1):
-        with trial:
-            ranks = 1 if trial.number % 5 == 4 else 2
-            killed = workshop.start(trial.output_dir, ranks=ranks)
-            if trial.number % 4 != 1:  # the fourth part meets it while it starts
-                killed.wait_for(rf"step {trial.random.randint(1, LAST_STEP - 1)}/")
-            time.sleep(trial.random.uniform(0, 0.12))
-            killed.kill()
-            assert -9 in killed.wait(), "it had ended before it was killed"
-            again = workshop.finish(trial.output_dir, ranks=ranks)
-            assert final_hash(trial.output_dir) == undisturbed[ranks]
-            check_little_is_lost(killed, again)
+def test_killed_at_a_random_moment(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    ranks = 1 if trial.number % 5 == 4 else 2
+    killed = workshop.start(trial.output_dir, ranks=ranks)
+    if trial.number % 4 != 1:  # the fourth part meets it while it starts
+        killed.wait_for(rf"step {trial.random.randint(1, LAST_STEP - 1)}/")
+    time.sleep(trial.random.uniform(0, 0.12))
+    killed.kill()
+    assert -9 in killed.wait(), "it had ended before it was killed"
+    again = workshop.finish(trial.output_dir, ranks=ranks)
+    assert final_hash(trial.output_dir) == undisturbed[ranks]
+    check_little_is_lost(killed, again)
 
 
 @pytest.mark.fault(
@@ -103,8 +101,7 @@ def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
             assert -9 in killed.wait(), killed.text
             whole = [folder for folder in checkpoint_folders(trial.output_dir) if not verify_folder(folder)]
             assert whole, sorted(path.name for path in trial.output_dir.iterdir())
-            workshop.finish(trial.output_dir, "train.keep_last=1")
-            assert final_hash(trial.output_dir) == expected[2]
+            assert workshop.finished_hash(trial.output_dir, "train.keep_last=1") == expected[2]
             assert len(saved_steps(trial.output_dir)) <= 2
 
 

@@ -1,5 +1,4 @@
-"""The same under torch's own launchers: their signals, their restarts, their deaths. Slower, since every
-process starts from nothing."""
+"""The same under torch's own launchers: their signals, their restarts, their deaths."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Case
+from tests.faults.conftest import Case, Trial, fault
 from tests.faults.runs import REPOSITORY, Workshop, arguments, environment, final_hash, free_port, saved_steps
 from tests.helpers.patience import patient
 from tests.helpers.processes import launcher_environment
@@ -105,89 +104,90 @@ def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed
                 assert f"stopped: {number.name}; saved at step" in log.read_text(), log.read_text()
             (newest, *_) = saved_steps(trial.output_dir)
             assert json.loads((trial.output_dir / "run.json").read_text())["stopped_at_step"] == newest
-            workshop.finish(trial.output_dir)
-            assert final_hash(trial.output_dir) == undisturbed[2]
+            assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
-@pytest.mark.fault(
+@fault(
     "A2",
     "SIGKILL of one rank under torchrun --max-restarts 2",
     "restarted in place with the store variable of the recipe; equal weights",
+    trials=10,
+    fast=0,
 )
-def test_restart_in_place(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(10, fast=0):
-        with trial:
-            step, victim = trial.random.randint(3, 11), trial.number % 2
-            injections = json.dumps([["at_step", {"step": step, "on_rank": victim, "what": "dies"}]])
-            variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            recipe = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-            with launched(workshop, trial.output_dir, *recipe, injections=injections, **variables) as (
-                process,
-                log,
-            ):
-                assert process.wait(timeout=90) == 0, log.read_text()
-            assert log.read_text().count(f"rank {victim} dies") == 1
-            assert final_hash(trial.output_dir) == undisturbed[2]
+def test_restart_in_place(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    step, victim = trial.random.randint(3, 11), trial.number % 2
+    injections = json.dumps([["at_step", {"step": step, "on_rank": victim, "what": "dies"}]])
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    recipe = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    with launched(workshop, trial.output_dir, *recipe, injections=injections, **variables) as (
+        process,
+        log,
+    ):
+        assert process.wait(timeout=90) == 0, log.read_text()
+    assert log.read_text().count(f"rank {victim} dies") == 1
+    assert final_hash(trial.output_dir) == undisturbed[2]
 
 
-@pytest.mark.fault(
+@fault(
     "A19",
     "SIGKILL of the launcher alone",
     "its ranks notice, save and end; a second start meanwhile is refused; equal weights",
+    trials=3,
+    fast=0,
 )
-def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(3, fast=0):
-        with trial:
-            slow = json.dumps([["slow_steps", {"seconds": patient(4 / 3)}]])  # a second start takes less
-            with launched(workshop, trial.output_dir, *torchrun(), injections=slow) as (process, log):
-                wait_for(log, r"step 1/", process)
-                ranks = workers_of(process.pid)
-                process.kill()
-                process.wait()
-                second = workshop.run(trial.output_dir)
-                assert second.wait() == [3, 3], second.text
-                assert "another run is writing here" in second.rank_text(0)
-                assert not living(ranks, within_s=20)
-                assert "stopped: the launcher has ended; saved at step" in log.read_text()
-            workshop.finish(trial.output_dir)
-            assert final_hash(trial.output_dir) == undisturbed[2]
+def test_the_launcher_is_killed(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    slow = json.dumps([["slow_steps", {"seconds": patient(4 / 3)}]])  # a second start takes less
+    with launched(workshop, trial.output_dir, *torchrun(), injections=slow) as (process, log):
+        wait_for(log, r"step 1/", process)
+        ranks = workers_of(process.pid)
+        process.kill()
+        process.wait()
+        second = workshop.run(trial.output_dir)
+        assert second.wait() == [3, 3], second.text
+        assert "another run is writing here" in second.rank_text(0)
+        assert not living(ranks, within_s=20)
+        assert "stopped: the launcher has ended; saved at step" in log.read_text()
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
-@pytest.mark.fault(
+@fault(
     "A3",
     "SIGSTOP of one rank under torchrun",
     "all ended by launcher and timeout, no process left after 60 s; equal weights",
+    trials=2,
+    fast=0,
 )
-def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(2, fast=0):
-        with trial:
-            injections = json.dumps([["at_step", {"step": 5, "on_rank": 1, "what": "hangs"}]])
-            with launched(workshop, trial.output_dir, *torchrun(), injections=injections) as (process, log):
-                wait_for(log, "rank 1 hangs", process)
-                ranks = workers_of(process.pid)
-                assert process.wait(timeout=patient(60)) != 0
-                # a rank's data loaders look for their parent every few seconds
-                assert not living(ranks, within_s=60)
-            assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
-            workshop.finish(trial.output_dir)
-            assert final_hash(trial.output_dir) == undisturbed[2]
+def test_a_hang_under_torchrun(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    injections = json.dumps([["at_step", {"step": 5, "on_rank": 1, "what": "hangs"}]])
+    with launched(workshop, trial.output_dir, *torchrun(), injections=injections) as (process, log):
+        wait_for(log, "rank 1 hangs", process)
+        ranks = workers_of(process.pid)
+        assert process.wait(timeout=patient(60)) != 0
+        # a rank's data loaders look for their parent every few seconds
+        assert not living(ranks, within_s=60)
+    assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
-@pytest.mark.fault("A25", "nothing: a group of two trains and leaves", "exit 0 on both ranks; equal weights")
-def test_a_group_leaves(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(40, fast=0):
-        with trial:
-            port = free_port()
-            command = [sys.executable, WITH_INJECTIONS, *arguments(workshop.folder, trial.output_dir)]
-            variables = os.environ | environment(workshop.folder) | {"DPR_TEST_INJECTIONS": "[]"}
-            pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-            ranks = [
-                subprocess.Popen(
-                    command, env=variables | launcher_environment(rank, 2, port), cwd=REPOSITORY, **pipes
-                )
-                for rank in range(2)
-            ]
-            reported = [rank.communicate(timeout=patient(60))[1] for rank in ranks]
-            assert [rank.returncode for rank in ranks] == [0, 0], reported
-            assert "terminate called" not in "".join(reported)
-            assert final_hash(trial.output_dir) == undisturbed[2]
+@fault(
+    "A25",
+    "nothing: a group of two trains and leaves",
+    "exit 0 on both ranks; equal weights",
+    trials=40,
+    fast=0,
+)
+def test_a_group_leaves(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    port = free_port()
+    command = [sys.executable, WITH_INJECTIONS, *arguments(workshop.folder, trial.output_dir)]
+    variables = os.environ | environment(workshop.folder) | {"DPR_TEST_INJECTIONS": "[]"}
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    ranks = [
+        subprocess.Popen(
+            command, env=variables | launcher_environment(rank, 2, port), cwd=REPOSITORY, **pipes
+        )
+        for rank in range(2)
+    ]
+    reported = [rank.communicate(timeout=patient(60))[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], reported
+    assert "terminate called" not in "".join(reported)
+    assert final_hash(trial.output_dir) == undisturbed[2]

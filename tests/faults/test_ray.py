@@ -125,8 +125,7 @@ def workers_of(node: Any) -> list[Any]:
 
 
 def at_the_gate(gate: Path, command: list[str], then: Callable[[], None]) -> int:
-    """The exit code of a command of this process, to whose workers ``then`` happens when both wait;
-    afterwards the gate is open."""
+    """Returns the exit code of a command to whose workers ``then`` happens when both wait at the gate."""
     ended = threading.Event()
 
     def act() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpr.formats.training_files.dpr import write_training_set
-from tests.faults.conftest import Case
-from tests.faults.runs import NAME, Workshop, all_files, final_hash, saved_steps
+from tests.faults.conftest import Case, Trial, fault
+from tests.faults.runs import NAME, Workshop, all_files, final_hash, logged_values, saved_steps
 from tests.helpers.tiny import make_samples
 
 REFUSED = 3
@@ -31,18 +30,16 @@ def half(workshop: Workshop) -> Path:
     return folder
 
 
-@pytest.mark.fault("A11", "a finished run is started again", "exit 0, no file changes, the same report")
-def test_a_finished_run_is_left_alone(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(4, fast=1):
-        with trial:
-            ranks = 1 + trial.number % 2
-            finished = workshop.folder / f"undisturbed-{ranks}"
-            before = all_files(finished)
-            again = workshop.finish(finished, ranks=ranks)
-            assert not re.search(r"step \d+/", again.text)
-            after = all_files(finished)
-            assert after.keys() == before.keys()
-            assert [name for name in before if before[name] != after[name]] == []
+@fault("A11", "a finished run is started again", "exit 0, no file changes, the same report", trials=4)
+def test_a_finished_run_is_left_alone(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    ranks = 1 + trial.number % 2
+    finished = workshop.folder / f"undisturbed-{ranks}"
+    before = all_files(finished)
+    again = workshop.finish(finished, ranks=ranks)
+    assert not re.search(r"step \d+/", again.text)
+    after = all_files(finished)
+    assert after.keys() == before.keys()
+    assert [name for name in before if before[name] != after[name]] == []
 
 
 def rows_of(text: str) -> dict[int, Counter[int]]:
@@ -65,23 +62,14 @@ def test_another_number_of_ranks(case: Case, workshop: Workshop) -> None:
             options = {"injections": [("tell_rows", {})]}
             # Without a stated global batch: that of the first start, 4 questions on each of 2 ranks or 8 on 1, is
             # kept.
-            global_batch = ["train.global_batch_size=0", "train.num_workers=0", "encoder.dropout=0"]
-            whole = workshop.finish(
-                case.folder / f"whole-{trial.number}",
-                *global_batch,
-                f"train.batch_size={8 // before}",
-                ranks=before,
-                **options,
-            )
-            run = workshop.start(
-                trial.output_dir, *global_batch, f"train.batch_size={8 // before}", ranks=before, **options
-            )
+            given = ["train.global_batch_size=0", "train.num_workers=0", "encoder.dropout=0"]
+            given += [f"train.batch_size={8 // before}"]
+            whole = workshop.finish(case.folder / f"whole-{trial.number}", *given, ranks=before, **options)
+            run = workshop.start(trial.output_dir, *given, ranks=before, **options)
             run.wait_for(rf"saved .*step{step}\n")
             run.kill()
             (step, *_) = saved_steps(trial.output_dir)
-            again = workshop.finish(
-                trial.output_dir, *global_batch, f"train.batch_size={8 // before}", ranks=after, **options
-            )
+            again = workshop.finish(trial.output_dir, *given, ranks=after, **options)
             assert f"environment.world_size changed from {before} to {after}" in again.rank_text(0)
             assert "not be bitwise" in again.rank_text(0)
             steps_per_epoch = 6
@@ -93,18 +81,14 @@ def test_another_number_of_ranks(case: Case, workshop: Workshop) -> None:
                 else:
                     assert set(redone.values()) <= {1}
                     assert len(redone) == 48 - 8 * min(step - epoch * steps_per_epoch, steps_per_epoch)
-            losses, expected = figures(trial.output_dir), figures(case.folder / f"whole-{trial.number}")
+            losses = logged_values(trial.output_dir, "train/loss")
+            expected = logged_values(case.folder / f"whole-{trial.number}", "train/loss")
             assert losses.keys() == expected.keys()
             assert all(
                 abs(losses[key] - expected[key]) < 1e-5 * (1 + abs(expected[key]))
                 for key in expected
                 if key <= step + 1
             )
-
-
-def figures(output_dir: Path) -> dict[int, float]:
-    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
 SAFE = {
@@ -201,14 +185,16 @@ def test_one_folder_for_all_ranks(case: Case, workshop: Workshop, undisturbed: d
             assert saved_steps(place / "run")[0] == 12
 
 
-@pytest.mark.fault(
-    "A22", "the same seed twice; another seed; workers 0, 1, 2", "equal weights; others; equal weights"
+@fault(
+    "A22",
+    "the same seed twice; another seed; workers 0, 1, 2",
+    "equal weights; others; equal weights",
+    trials=20,
+    fast=0,
 )
-def test_determinism(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    for trial in case.trials(20, fast=0):
-        with trial:
-            overrides = {0: ("train.num_workers=0",), 1: ("train.num_workers=2",), 3: ("seed=7",)}.get(
-                trial.number % 4, ()
-            )
-            workshop.finish(trial.output_dir, *overrides)
-            assert (final_hash(trial.output_dir) == undisturbed[2]) == (trial.number % 4 != 3)
+def test_determinism(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    overrides = {0: ("train.num_workers=0",), 1: ("train.num_workers=2",), 3: ("seed=7",)}.get(
+        trial.number % 4, ()
+    )
+    workshop.finish(trial.output_dir, *overrides)
+    assert (final_hash(trial.output_dir) == undisturbed[2]) == (trial.number % 4 != 3)

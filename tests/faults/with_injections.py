@@ -1,5 +1,4 @@
-"""The real command with what the variable DPR_TEST_INJECTIONS lists, for launchers, which start scripts. Only
-in a group's first life."""
+"""The real command with the faults of DPR_TEST_INJECTIONS, for launchers; only in a group's first life."""
 
 from __future__ import annotations
 

@@ -73,9 +73,7 @@ def _static_files() -> Files:
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.enable_truncation(9)
         tokenizer.save(f"{temporary}/tokenizer.json")
-        tensors = {
-            "embeddings": torch.ones(3, 4),
-        }
+        tensors = {"embeddings": torch.ones(3, 4)}
         save_file(tensors, f"{temporary}/model.safetensors")
         return contents(Path(temporary), "s")
 
@@ -83,18 +81,10 @@ def _static_files() -> Files:
 @cache
 def _dense_files() -> Files:
     activation = "torch.nn.modules.linear.Identity"
-    config = {
-        "in_features": 4,
-        "out_features": 2,
-        "bias": True,
-        "activation_function": activation,
-    }
+    config = {"in_features": 4, "out_features": 2, "bias": True, "activation_function": activation}
     with tempfile.TemporaryDirectory() as temporary:
         (Path(temporary) / "config.json").write_text(json.dumps(config))
-        tensors = {
-            "linear.weight": torch.ones(2, 4),
-            "linear.bias": torch.ones(2),
-        }
+        tensors = {"linear.weight": torch.ones(2, 4), "linear.bias": torch.ones(2)}
         save_file(tensors, f"{temporary}/model.safetensors")
         return contents(Path(temporary), "d")
 

@@ -1,5 +1,4 @@
-"""Ways to damage a file: bytes, lines, cells, JSON values, instructions of a pickle. Everything follows from
-the generator given."""
+"""Ways to damage a file: bytes, lines, cells, JSON values. Everything follows from the generator given."""
 
 from __future__ import annotations
 

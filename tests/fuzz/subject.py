@@ -15,8 +15,7 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Subject:
-    """A reader. ``target`` is the file that is damaged, ``files`` everything it lies among; ``read`` is given
-    the target's path."""
+    """A reader: ``target`` is the file that is damaged, ``files`` everything it lies among."""
 
     target: str
     files: Callable[[], Files]
@@ -28,10 +27,6 @@ class Subject:
     """Slow readers get fewer cases."""
     beforehand: Callable[[Path], None] = field(default=lambda folder: None)
     """Called with the folder after the damage, as whoever means harm would: to make the manifest agree."""
-
-
-def one(name: str, data: bytes) -> Callable[[], Files]:
-    return lambda: {name: data}
 
 
 def lines(*records: Any) -> bytes:

@@ -9,8 +9,10 @@ import pickle
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +44,7 @@ from dpr.training.checkpointing import CheckpointFolder
 from tests.fuzz.foreign_subjects import FOREIGN
 from tests.fuzz.lookup_subjects import LOOKUPS
 from tests.fuzz.mutations import BYTES, JSON, TABLE, TEXT, Mutation
-from tests.fuzz.subject import Files, Subject, contents, lines, one
+from tests.fuzz.subject import Files, Subject, contents, lines
 from tests.helpers.jobs import compare
 from tests.helpers.original import flat_params, nested_params, original_extras, write_original
 from tests.helpers.tiny import tiny_model
@@ -95,12 +97,7 @@ _SEARCH = {
     "form": {"prefix": None, "suffix": None, "selector": None, "encoder_type": "question"},
 }
 _STATE = {
-    "progress": {
-        "step": 3,
-        "best_metric": "eval/nll_loss",
-        "best_value": 1.5,
-        "last_metrics": {"a": 1.0},
-    },
+    "progress": {"step": 3, "best_metric": "eval/nll_loss", "best_value": 1.5, "last_metrics": {"a": 1.0}},
     "identity": {"fixed": {"seed": 1}, "free": {"environment.torch": "2"}},
 }
 
@@ -261,6 +258,18 @@ def _unpack(path: Path) -> None:
         raise
 
 
+def _file(
+    name: str,
+    data: bytes,
+    read: Callable[[Path], Any],
+    kinds: tuple[Mutation, ...],
+    has_lines: bool = False,
+    weight: float = 1.0,
+) -> Subject:
+    """A file that lies alone."""
+    return Subject(name, lambda: {name: data}, read, kinds, has_lines, weight)
+
+
 def _foreign(name: str, data: bytes, kinds: tuple[Mutation, ...], **baseline_of: bytes) -> Subject:
     return Subject(
         name,
@@ -276,18 +285,12 @@ _TSV = 'id\ttext\ttitle\n1\t"a ""quoted"" text\nin two lines"\tT\n2\tplain\té\n
 _QUESTIONS = b"who?\t['Ann', 'Bob\\'s']\nwhat?\t[\"x\", 3]\n"
 
 SUBJECTS: dict[str, Subject] = {
-    "training array": Subject(
-        "t.json", one("t.json", json.dumps([_SAMPLE] * 3, indent=1).encode()), _read_training, JSON, True, 0.6
+    "training array": _file(
+        "t.json", json.dumps([_SAMPLE] * 3, indent=1).encode(), _read_training, JSON, True, 0.6
     ),
-    "training lines": Subject(
-        "t.jsonl", one("t.jsonl", lines(*[_SAMPLE] * 3)), _read_training, JSON, True, 0.6
-    ),
-    "training gzip": Subject(
-        "t.jsonl.gz",
-        one("t.jsonl.gz", gzip.compress(lines(*[_SAMPLE] * 3), mtime=0)),
-        _read_training,
-        BYTES,
-        weight=0.5,
+    "training lines": _file("t.jsonl", lines(*[_SAMPLE] * 3), _read_training, JSON, True, 0.6),
+    "training gzip": _file(
+        "t.jsonl.gz", gzip.compress(lines(*[_SAMPLE] * 3), mtime=0), _read_training, BYTES, weight=0.5
     ),
     "squad": _foreign("s.json", json.dumps(_SQUAD, indent=1).encode(), JSON),
     "tevatron": _foreign("v.jsonl", lines(*[_TEVATRON] * 3), JSON),
@@ -301,7 +304,7 @@ SUBJECTS: dict[str, Subject] = {
         lambda path: _read_foreign(path.parents[1]),
         BYTES,
     ),
-    "zip": Subject("x.zip", one("x.zip", _archive("zip")), _unpack, BYTES),
+    "zip": _file("x.zip", _archive("zip"), _unpack, BYTES),
     "parquet": _foreign("c.parquet", _parquet(), BYTES),
     "beir": _foreign(
         "qrels/train.tsv",
@@ -310,45 +313,35 @@ SUBJECTS: dict[str, Subject] = {
         corpus=lines({"_id": "d1", "text": "y"}, {"_id": "d2", "text": "z"}),
         queries=lines({"_id": "1", "text": "x"}, {"_id": "2", "text": "w"}),
     ),
-    "passages tsv": Subject("p.tsv", one("p.tsv", _TSV), _read_passages, TABLE, True),
-    "passages lines": Subject(
+    "passages tsv": _file("p.tsv", _TSV, _read_passages, TABLE, True),
+    "passages lines": _file(
         "p.jsonl",
-        one("p.jsonl", lines({"_id": "1", "title": "t", "text": "x"}, {"_id": 2, "text": "y"})),
+        lines({"_id": "1", "title": "t", "text": "x"}, {"_id": 2, "text": "y"}),
         _read_passages,
         JSON,
         True,
     ),
-    "questions csv": Subject("q.csv", one("q.csv", _QUESTIONS), read_questions, TABLE, True),
-    "questions tsv with ids": Subject(
+    "questions csv": _file("q.csv", _QUESTIONS, read_questions, TABLE, True),
+    "questions tsv with ids": _file(
         "q.tsv",
-        one("q.tsv", b"who?\t['Ann']\tq1\nwhat?\t[]\tq2\n"),
+        b"who?\t['Ann']\tq1\nwhat?\t[]\tq2\n",
         lambda path: read_questions(path, id_col=2),
         TABLE,
         True,
     ),
-    "questions lines": Subject(
+    "questions lines": _file(
         "q.jsonl",
-        one(
-            "q.jsonl",
-            lines({"question": "a", "answers": ["b"], "id": 1}, {"_id": "x", "text": "y", "answer": "z"}),
-        ),
+        lines({"question": "a", "answers": ["b"], "id": 1}, {"_id": "x", "text": "y", "answer": "z"}),
         read_questions,
         JSON,
         True,
     ),
-    "qrels tsv": Subject(
-        "r.tsv", one("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n"), read_qrels, TABLE, True
-    ),
-    "qrels trec": Subject("r.txt", one("r.txt", b"1 0 d1 2\n2 0 d2 1\n"), read_qrels, TABLE, True),
-    "run": Subject(
-        "run.trec", one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True
-    ),
-    "metrics file": Subject("m.json", one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
-    "evaluation": Subject(
-        "e/results.json",
-        one("e/results.json", json.dumps(_EVALUATION).encode()),
-        lambda path: read_evaluation(path.parent),
-        JSON,
+    "qrels tsv": _file("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n", read_qrels, TABLE, True),
+    "qrels trec": _file("r.txt", b"1 0 d1 2\n2 0 d2 1\n", read_qrels, TABLE, True),
+    "run": _file("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n", read_trec_run, TABLE, True),
+    "metrics file": _file("m.json", json.dumps(_METRICS).encode(), _read_metrics, JSON),
+    "evaluation": _file(
+        "e/results.json", json.dumps(_EVALUATION).encode(), lambda path: read_evaluation(path.parent), JSON
     ),
     "suite": Subject(
         "suite.yaml",
@@ -361,21 +354,18 @@ SUBJECTS: dict[str, Subject] = {
         read_suite,
         TEXT,
     ),
-    "metrics lines": Subject(
+    "metrics lines": _file(
         "run/metrics.jsonl",
-        one("run/metrics.jsonl", lines({"step": 1, "train/loss": 2.0}, {"step": 2, "eval/nll_loss": 1.0})),
+        lines({"step": 1, "train/loss": 2.0}, {"step": 2, "eval/nll_loss": 1.0}),
         lambda path: read_training(path.parent),
         JSON,
     ),
-    "search settings": Subject(
-        "search.json",
-        one("search.json", json.dumps(_SEARCH).encode()),
-        lambda path: SearchSettings.read(path.parent),
-        JSON,
+    "search settings": _file(
+        "search.json", json.dumps(_SEARCH).encode(), lambda path: SearchSettings.read(path.parent), JSON
     ),
-    "manifest": Subject(
+    "manifest": _file(
         "m/manifest.json",
-        one("m/manifest.json", _MANIFEST),
+        _MANIFEST,
         lambda path: (verify_folder(path.parent), read_manifest(path.parent)),
         JSON,
     ),
@@ -384,15 +374,15 @@ SUBJECTS: dict[str, Subject] = {
     "shard codes": Subject("v_0/vectors-00000.npy", partial(_shard_files, "int8"), _read_shard, BYTES),
     "shard scales": Subject("v_0/scales-00000.npy", partial(_shard_files, "int8"), _read_shard, BYTES),
     "shard ids": Subject("v_0/ids-00000.npy", _shard_files, _read_shard, BYTES),
-    "run.json": Subject(
+    "run.json": _file(
         "run/run.json",
-        one("run/run.json", json.dumps({"last_checkpoint": "x.step1", "best_checkpoint": None}).encode()),
+        json.dumps({"last_checkpoint": "x.step1", "best_checkpoint": None}).encode(),
         lambda path: resolve_checkpoint(path.parent),
         JSON,
     ),
-    "trainer state": Subject(
+    "trainer state": _file(
         "trainer_state.json",
-        one("trainer_state.json", json.dumps(_STATE).encode()),
+        json.dumps(_STATE).encode(),
         lambda path: CheckpointFolder.read_state(path.parent),
         JSON,
     ),
@@ -416,10 +406,8 @@ SUBJECTS: dict[str, Subject] = {
     "original nested sequence": Subject(
         "x.cp", lambda: _original(True, False), read_dpr_checkpoint, BYTES, weight=0.7
     ),
-    "original vectors": Subject("v_0", one("v_0", pickle.dumps(_VECTORS, protocol=4)), PickledVectors, BYTES),
-    "original vectors of 2020": Subject(
-        "v_0", one("v_0", pickle.dumps(_VECTORS, protocol=3)), PickledVectors, BYTES
-    ),
+    "original vectors": _file("v_0", pickle.dumps(_VECTORS, protocol=4), PickledVectors, BYTES),
+    "original vectors of 2020": _file("v_0", pickle.dumps(_VECTORS, protocol=3), PickledVectors, BYTES),
     **FOREIGN,
     **LOOKUPS,
 }

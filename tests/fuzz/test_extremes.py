@@ -63,15 +63,7 @@ def test_a_line_of_30_mb_is_refused_within_bounded_memory(name: str, tmp_path: P
 
 @pytest.mark.parametrize("depth", some([1_000, 10_000, 1_000_000], 10_000))
 @pytest.mark.parametrize(
-    "name",
-    [
-        *JSON_LINES,
-        "metrics file",
-        "search settings",
-        "run.json",
-        "encoder settings",
-        "shard manifest",
-    ],
+    "name", [*JSON_LINES, "metrics file", "search settings", "run.json", "encoder settings", "shard manifest"]
 )
 def test_nesting_without_end_is_refused(name: str, depth: int, tmp_path: Path) -> None:
     for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):

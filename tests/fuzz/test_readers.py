@@ -1,9 +1,4 @@
-"""Damaged files of every kind are read, or refused with one clear message; nothing else comes out, and
-nothing hangs.
-
-``make fuzz`` tries 10,000 cases, ``make test`` a part of them: DPR_FUZZ_CASES says how many. A case is
-decided by its reader and number.
-"""
+"""Damaged files are read, or refused with one clear message. DPR_FUZZ_CASES says how many are tried."""
 
 from __future__ import annotations
 

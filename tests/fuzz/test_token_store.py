@@ -1,7 +1,4 @@
-"""A token store with any damage to any of its files gives the batches of the text.
-
-``make fuzz`` tries more cases; DPR_FUZZ_CASES and DPR_FUZZ_SEED as in test_readers.
-"""
+"""A token store with any damage to any of its files gives the batches of the text."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""A headless Chromium, driven by its DevTools protocol through a pipe: no driver, no further package, no
-port."""
+"""A headless Chromium, driven by its DevTools protocol through a pipe."""
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -13,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +23,7 @@ _PATIENCE_S = 60
 
 
 class Browser:
-    """One page. ``requested``: the addresses that it asked for; ``problems``: exceptions, errors of the
-    console, refused loads."""
+    """One page, with the addresses ``requested`` and the ``problems`` that it reported."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._out, self._in = (
@@ -135,15 +131,6 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def picture(self, file: Path, *, whole: bool = False) -> Path:
-        """Writes a screenshot: the window, or the whole page."""
-        options: dict[str, Any] = {"format": "png"}
-        if whole:
-            area = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            options |= {"captureBeyondViewport": True, "clip": {**area, "scale": 1}}
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
-        return file
 
     def close(self) -> None:
         with suppress(OSError):

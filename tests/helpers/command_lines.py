@@ -1,5 +1,4 @@
-"""Command lines of documents and recipes: the keys of every one are checked, and so few are composed, which takes a
-quarter of a second, that each kind of word is in one of them."""
+"""Command lines of documents: the keys of all are checked, and as few are composed as hold every kind of word."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def check_keys_of(words: Sequence[str]) -> None:
 
 
 def different_ones(lines: Iterable[Sequence[str]]) -> list[Sequence[str]]:
-    """Longest first, without those of which every word that has more than a number, a path or a name of an entry in
-    it is in an earlier one."""
+    """Returns the lines, longest first, without those whose kinds of words are all in an earlier one."""
     chosen = []
     seen = set[tuple[str, str]]()
     for words in sorted(lines, key=len, reverse=True):

@@ -15,8 +15,7 @@ KINDS = ("qwen2, gpt2", "llama", "qwen3 embedding")
 
 
 def byte_tokenizer(kind: str = "qwen2, gpt2", **options: Any) -> PreTrainedTokenizerFast:
-    """One token a byte. By ``kind`` nothing is added, a token before every text, or one after it; the end
-    token fills batches up."""
+    """One token a byte, with nothing added, a token before every text, or one after it, by ``kind``."""
     tokenizer = Tokenizer(models.BPE(VOCABULARY, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([BEGIN, END])
@@ -38,21 +37,11 @@ def byte_tokenizer(kind: str = "qwen2, gpt2", **options: Any) -> PreTrainedToken
 
 
 def decoder_folder(folder: Path, kind: str = "qwen2, gpt2", **config: Any) -> Path:
-    """Writes config.json and tokenizer of a Qwen3 with 2 layers, 32 wide, whose heads share keys; no
-    weights."""
-    defaults = {
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-        "pad_token_id": VOCABULARY[END],
-        "eos_token_id": VOCABULARY[END],
-        "bos_token_id": None,
-    }
+    """Writes config.json and tokenizer of a Qwen3 with 2 layers, 32 wide, without weights."""
+    tokens = {"pad_token_id": VOCABULARY[END], "eos_token_id": VOCABULARY[END], "bos_token_id": None}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    defaults = {"vocab_size": len(VOCABULARY), **tokens, **heads, **sizes}
     byte_tokenizer(kind).save_pretrained(str(folder))
     Qwen3Config(**{**defaults, **config}).save_pretrained(str(folder))
     return folder

@@ -1,5 +1,4 @@
-"""Models of every shape that leaves the toolkit, with random weights large enough for every token to
-count."""
+"""Models of every shape that is exported, with random weights large enough for every token to count."""
 
 from __future__ import annotations
 
@@ -51,13 +50,8 @@ def bag(folder: Path, **settings: Any) -> BiEncoder:
     """A static encoder whose tokenizer adds no token."""
     decoder_folder(folder)
     (folder / "config.json").write_text('{"model_type": "static", "vocab_size": 258, "hidden_size": 16}')
-    values: dict[str, Any] = {
-        "sequence_length": 40,
-        "pooling": "mean",
-        "shared": True,
-        "plain_apostrophes": False,
-        **settings,
-    }
+    values: dict[str, Any] = {"sequence_length": 40, "pooling": "mean", "shared": True}
+    values |= {"plain_apostrophes": False, **settings}
     torch.manual_seed(0)
     return lively(
         BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0)
@@ -65,16 +59,10 @@ def bag(folder: Path, **settings: Any) -> BiEncoder:
 
 
 def rooted(folder: Path, **settings: Any) -> BiEncoder:
-    """A static encoder as the quickstart's: special tokens, repeats counted by their roots, titles joined by
-    a template."""
+    """A static encoder as the quickstart's: special tokens, roots of counts, titles joined by a template."""
     template = "{title} {title} {title} {text}"
-    values = {
-        "pooling": "idf_sqrt",
-        "shared": True,
-        "plain_apostrophes": False,
-        "question_length": 0,
-        "normalize": True,
-    }
+    values = {"pooling": "idf_sqrt", "shared": True, "question_length": 0, "normalize": True}
+    values |= {"plain_apostrophes": False}
     return static(folder, **{**values, "title_template": template, **settings})
 
 
@@ -89,13 +77,8 @@ def adapters(folder: Path, **settings: Any) -> BiEncoder:
 
 
 def decoder(folder: Path, **settings: Any) -> BiEncoder:
-    values: dict[str, Any] = {
-        "sequence_length": 40,
-        "pooling": "last",
-        "append_eos": True,
-        "normalize": True,
-        **settings,
-    }
+    values: dict[str, Any] = {"sequence_length": 40, "pooling": "last", "append_eos": True, "normalize": True}
+    values |= settings
     torch.manual_seed(0)
     decoder_folder(folder)
     return lively(
@@ -104,8 +87,7 @@ def decoder(folder: Path, **settings: Any) -> BiEncoder:
 
 
 def question_writer(folder: Path) -> Path:
-    """A T5 of one layer for the vocabulary in the folder, with random weights so large that what it writes
-    depends on what it reads."""
+    """Writes a T5 of one layer whose random weights are so large that its output depends on its input."""
     tokenizer = BertTokenizer(str(folder / "vocab.txt"), eos_token="[SEP]")
     tokenizer.save_pretrained(folder)
     sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
@@ -119,15 +101,8 @@ def question_writer(folder: Path) -> Path:
 def t5(folder: Path, **settings: Any) -> BiEncoder:
     """The encoder of a model that has a decoder too."""
     encoder_folder(folder)
-    sizes: dict[str, Any] = {
-        "vocab_size": len(VOCABULARY),
-        "d_model": 16,
-        "d_kv": 8,
-        "d_ff": 32,
-        "num_layers": 2,
-        "num_heads": 2,
-        "pad_token_id": 0,
-    }
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    sizes |= {"vocab_size": len(VOCABULARY), "pad_token_id": 0}
     AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(folder))
     T5Config(**sizes).save_pretrained(str(folder))
     return lively(tiny_model(folder, dtype=torch.float32, **{"pooling": "mean", **settings}))

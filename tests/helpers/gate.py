@@ -1,5 +1,4 @@
-"""A gate in the middle of the work of a process, so that a test can kill it there however slow the machine
-is."""
+"""A gate in the middle of a process's work, so that a test can kill it there however slow the machine is."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ _passed = [0]
 
 
 def pass_gate(*, free: int) -> None:
-    """Does nothing ``free`` times; then signs in, and waits until the file ``open`` exists in the folder that
-    the environment names."""
+    """Does nothing ``free`` times; then signs in, and waits until the file ``open`` exists in the named folder."""
     _passed[0] += 1
     folder = Path(os.environ.get(FOLDER, os.devnull))
     if not folder.is_dir() or _passed[0] <= free or (folder / "open").exists():

@@ -1,5 +1,4 @@
-"""The objective written out: one question, one slot and one term at a time, over all questions of a global batch in
-one process."""
+"""The objective written out: one question, one slot and one term at a time, in one process."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def share(wanted: Tensor, others: list[Tensor]) -> Tensor:
 
 
 def num_correct(global_batch: PlainGlobalBatch, settings: dict[str, Any]) -> int:
-    """Questions whose positive scores highest, whatever a guide makes of the scores; without nll among own
-    slots."""
+    """Returns how many questions have the highest score for their positive."""
     if widths := settings.get("dimensions"):
         questions, slots = global_batch.questions[:, : max(widths)], global_batch.slots[:, : max(widths)]
         if global_batch.normalize:

@@ -1,5 +1,4 @@
-"""Files as the original DPR wrote them, made by hand: the same structure, the same OmegaConf objects
-inside."""
+"""Files as the original DPR wrote them, made by hand: the same structure, the same OmegaConf objects."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ def original_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def original_extras(weights: Mapping[str, Tensor], hidden: int) -> dict[str, Tensor]:
-    """What the original's towers carry besides: poolers that are never used, position numbers in files of
-    some years."""
+    """Adds what the original's towers carry besides: unused poolers, and position numbers."""
     extras: dict[str, Tensor] = {}
     for tower in ("question_model", "ctx_model"):
         extras[f"{tower}.embeddings.position_ids"] = torch.arange(64).expand((1, -1))
@@ -42,11 +40,7 @@ def flat_params(folder: str, **changes: Any) -> dict[str, Any]:
 
 
 def nested_params(folder: str, **changes: Any) -> dict[str, Any]:
-    """``encoder_params`` of 2021: a DictConfig that Hydra composed, with its parent, the whole run
-    configuration.
-
-    That holds the cache of every resolver that was used, as ``${now:...}`` in the name of the run's folder.
-    """
+    """Returns ``encoder_params`` of 2021: a DictConfig with its parent, the whole run configuration."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict

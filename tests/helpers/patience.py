@@ -8,8 +8,7 @@ _LEAST = 3.0
 
 
 def patient(seconds: float) -> float:
-    """``seconds`` of an idle machine, as many times as this one is busy, at least three; DPR_TEST_PATIENCE=N
-    sets how many."""
+    """Returns ``seconds`` times the load of this machine, at least three times; DPR_TEST_PATIENCE=N sets how many."""
     given = float(os.environ.get("DPR_TEST_PATIENCE", "0"))
     load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
     return seconds * (given or max(_LEAST, 2 * load))

@@ -1,5 +1,4 @@
-"""Runs a function on several processes that form a gloo group, on this machine, without a launcher; forks that
-work as programs do."""
+"""Runs a function on several processes that form a gloo group; forks that work as programs do."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ _IMPORTED = (
     "tests.helpers.quick",
     "tests.helpers.tiny",
 )
-"""What the process that ranks are forked from has imported: seconds of every rank's start. None of these
-starts a thread."""
+"""What the process that ranks are forked from has imported. None of these starts a thread."""
 
 
 def run_and_exit(
@@ -43,8 +41,7 @@ def run_and_exit(
     group: int = 0,
     at_end: Callable[[], object] = lambda: None,
 ) -> NoReturn:
-    """In a fork: works with ``files`` as its standard ones, in a group of processes, and ends with the exit code
-    that ``work`` returns or exits with."""
+    """Works, in a fork, with ``files`` as its standard ones, and ends with the exit code of ``work``."""
     code: int | None = 1
     try:
         with suppress(ProcessLookupError, PermissionError):
@@ -85,8 +82,7 @@ class _Forked(ForkServerProcess):
 
 
 def fork_server() -> ForkServerContext:
-    """Starts processes in milliseconds, as copies of one that has imported torch. It begins no work: no
-    thread to lose."""
+    """Starts processes in milliseconds, as copies of one that has imported torch and has no threads."""
     context = ForkServerContext()
     context.Process = _Forked  # type: ignore[misc]
     context.set_forkserver_preload([*_IMPORTED])
@@ -117,16 +113,7 @@ class Served:
 def run_on_ranks(
     fn: Callable[..., Any], world_size: int, *args: Any, join: bool = True, timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
-    """Calls ``fn(*args)`` on ``world_size`` ranks and returns what each returned, in rank order.
-
-    ``fn`` is a module-level function; arguments and results must be picklable (tensors are). On every rank
-    the launcher's variables (RANK, WORLD_SIZE, ...) are set, torch has one thread, and the default group is a
-    gloo group unless ``join=False`` (for code that joins by itself). With one rank ``fn`` runs in this
-    process and without a group: what a user without a launcher gets.
-
-    Raises:
-        RankFailed: for the first rank that failed; the others are ended.
-    """
+    """Calls the module-level ``fn(*args)`` on every rank of a gloo group (none with ``join=False``), in rank order."""
     if world_size == 1:
         return [fn(*args)]
     import torch.distributed as dist
@@ -157,15 +144,9 @@ def run_on_ranks(
 
 
 def launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    return dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) | sizes | address
 
 
 def _on_rank(

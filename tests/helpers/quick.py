@@ -1,5 +1,4 @@
-"""Leaves out what takes longer than a small training, in this process and in its forks: charts of reports (which
-tests/conftest.py draws for the tests of the report), and waiting for the disk, which only a power cut asks for."""
+"""Leaves out charts of reports and waiting for the disk, in this process and in its forks."""
 
 from __future__ import annotations
 

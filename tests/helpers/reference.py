@@ -1,5 +1,4 @@
-"""The slow truth: what training computes, written out plainly and independently of the package (one process,
-padded, loops)."""
+"""The slow truth: what training computes, written out independently of the package."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def embed(
     return torch.stack(vectors)
 
 
-def global_batch_loss(
+def question_losses(
     questions: torch.Tensor,
     contexts: torch.Tensor,
     passages: Sequence[Passage],
@@ -35,11 +34,9 @@ def global_batch_loss(
     known: Sequence[Sequence[Passage]],
     *,
     distinct: bool,
-    temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Mean over questions of -log softmax of the positive among the candidates, one question and one
-    candidate at a time."""
-    total = torch.zeros((), dtype=questions.dtype)
+    """Returns -log softmax of each question's positive (Q,), one question and one candidate at a time."""
+    losses = []
     for row, positive in enumerate(positives):
         answers = {key_of(passage) for passage in known[row]}
         scores: list[torch.Tensor] = []
@@ -51,14 +48,26 @@ def global_batch_loss(
                 continue
             if is_gold:
                 target = len(scores)
-            scores.append(questions[row] @ contexts[column] / temperature)
+            scores.append(questions[row] @ contexts[column])
         assert target is not None
-        total = total - torch.log_softmax(torch.stack(scores), 0)[target]
-    return total / len(positives)
+        losses.append(-torch.log_softmax(torch.stack(scores), 0)[target])
+    return torch.stack(losses)
+
+
+def slow_vectors(
+    model: Any, samples: Sequence[TrainingSample], chosen: Sequence[Sequence[Passage]], max_length: int
+) -> tuple[torch.Tensor, torch.Tensor, list[Passage], list[int]]:
+    """Returns vectors of questions and of their chosen passages, these passages, and the positives' places."""
+    tokenizer = model.tensorizer.tokenizer
+    passages = [passage for row in chosen for passage in row]
+    positives = [sum(map(len, chosen[:row])) for row in range(len(chosen))]
+    texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
+    asked = [sample.question for sample in samples]
+    questions = embed(model.question_model.backbone, tokenizer, asked, max_length)
+    return questions, embed(model.ctx_model.backbone, tokenizer, texts, max_length), passages, positives
 
 
 def sample_passages(sample: TrainingSample, num_hard: int, num_other: int) -> list[Passage]:
-    """First positive, then other, then hard negatives in file order; others stand in when there are no hard
-    ones."""
+    """Returns the first positive, other, then hard negatives in file order; others stand in for missing hard ones."""
     hard = sample.hard_negatives or sample.other_negatives
     return [sample.positives[0], *sample.other_negatives[:num_other], *hard[:num_hard]]

@@ -18,16 +18,7 @@ def read_results(path: Path) -> list[RetrievedQuestion]:
             record["question"],
             record["id"],
             tuple(record["answers"]),
-            [
-                Hit(
-                    hit["id"],
-                    hit.get("title", ""),
-                    hit.get("text", ""),
-                    float(hit["score"]),
-                    hit["has_answer"],
-                )
-                for hit in record["ctxs"]
-            ],
+            [Hit(**{"title": "", "text": "", **hit, "score": float(hit["score"])}) for hit in record["ctxs"]],
         )
         for record in records
     ]

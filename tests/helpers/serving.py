@@ -59,8 +59,9 @@ def asked_together(client: Any, gate: Gate, *asked: tuple[str, Any]) -> list[Any
 def local_app(
     runs: dict[str, Path], before: Before, token: str | None, settings: ServeSettings
 ) -> tuple[Any, Any, list[Exception]]:
-    """The application, its engine, and where failures of its start go. ``before`` is called with the questions
-    of each search."""
+    """Returns the application, its engine and the failures of its start; ``before`` gets each search's questions."""
+    for package in ("fastapi", "prometheus_client", "uvicorn"):
+        pytest.importorskip(package, reason="the extra serve is not installed")
     from dpr.serving.app import make_app
     from dpr.serving.engine import ServedIndex, open_runs
 
@@ -86,11 +87,9 @@ def served(
     runs: dict[str, Path], *, before: Before = nothing, token: str | None = None, **settings: Any
 ) -> Iterator[Any]:
     """A client of such a service, which is ready."""
-    for package in ("fastapi", "prometheus_client"):
-        pytest.importorskip(package, reason="the extra serve is not installed")
+    app, engine, failures = local_app(runs, before, token, ServeSettings(**settings))
     from starlette.testclient import TestClient
 
-    app, engine, failures = local_app(runs, before, token, ServeSettings(**settings))
     with TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False) as client:
         while client.get("/readyz").status_code != 200:
             assert not failures, failures
@@ -104,10 +103,10 @@ def listening(
     runs: dict[str, Path], *, before: Before = nothing, token: str | None = None, **settings: Any
 ) -> Iterator[str]:
     """The address of such a service, which is ready and listens at a free port of this machine."""
-    from dpr.serving.server import make_server
-
     given = ServeSettings(**settings)
     app, engine, failures = local_app(runs, before, token, given)
+    from dpr.serving.server import make_server
+
     with socket.create_server(("127.0.0.1", 0)) as own:
         server = make_server(app, given)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)

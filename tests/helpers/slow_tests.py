@@ -1,7 +1,4 @@
-"""The tests that ``make check-fast`` leaves out, from the times of a run.
-
-PYTEST_ARGS=--junitxml=times.xml make test; python -m tests.helpers.slow_tests times.xml [seconds]
-"""
+"""The tests that ``make check-fast`` leaves out: ``python -m tests.helpers.slow_tests JUNIT.xml [seconds]``."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ def _listed() -> frozenset[str]:
 
 
 def is_slow(node: str) -> bool:
-    """Whether a test, by its id ``tests/.../test_x.py::test_y[case]``, is left out; one that is not listed
-    yet is not."""
+    """True if a test, by its id, is left out."""
     return node.startswith(_FOLDERS) or node.partition("[")[0] in _listed()
 
 

@@ -137,8 +137,7 @@ class DoomedRows(VectorRows):
 
 
 def load_and_die(load: str, folder: Path, last: int, *arguments: str) -> None:
-    """Calls ``load`` (module:function) with the rows in ``folder`` and ``arguments``, in a process that is
-    killed behind row ``last``."""
+    """Calls ``load`` (module:function) in a process that is killed behind row ``last``."""
     command = [sys.executable, "-m", "tests.helpers.stores", load, str(folder), str(last), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -151,8 +150,7 @@ def assert_same_but_for_ties(
     *,
     tolerance: float = 1e-5,
 ) -> None:
-    """Rankings of all questions; ``scores`` (Q,) of every passage. A passage may stand in for one whose score
-    differs by ``tolerance``."""
+    """Rankings of all questions are equal but for passages whose ``scores`` (Q,) differ by ``tolerance``."""
     assert len(found) == len(expected)
     for question, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert len(set(ours)) == len(ours) == len(theirs)

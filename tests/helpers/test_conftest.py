@@ -50,10 +50,6 @@ def test_processes_of_processes_that_tests_start_are_refused_too() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_hugging_face_is_offline() -> None:
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
-
-
 @pytest.mark.parametrize("_time", [1, 2])
 def test_torch_is_handed_on_as_it_was_found(_time: int) -> None:
     assert torch.get_default_dtype() == torch.float32

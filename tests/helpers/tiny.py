@@ -21,20 +21,7 @@ from dpr.models.encoder import EncoderSettings
 WORDS = tuple(
     first + second for first in "b c d f g h k l m n p r s t v w".split() for second in "a e i o u".split()
 )
-VOCABULARY = (
-    "[PAD]",
-    "[unused0]",
-    "[unused1]",
-    "[unused2]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "'",
-    "-",
-    "?",
-    *WORDS,
-)
+VOCABULARY = (*"[PAD] [unused0] [unused1] [unused2] [UNK] [CLS] [SEP] [MASK] ' - ?".split(), *WORDS)
 
 
 def encoder_folder(folder: Path, **config: Any) -> Path:
@@ -43,15 +30,8 @@ def encoder_folder(folder: Path, **config: Any) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
-    defaults = {
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-    }
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    defaults = {"vocab_size": len(VOCABULARY), "max_position_embeddings": 64, "pad_token_id": 0, **sizes}
     BertConfig(**{**defaults, **config}).save_pretrained(str(folder))
     return folder
 
@@ -65,8 +45,7 @@ def training_folder(folder: Path, *, train: int, dev: int) -> Path:
 
 
 def static_folder(folder: Path, *, width: int = 16, counted: bool = True) -> Path:
-    """Writes the folder of a static encoder with a tokenizer and, where ``counted``, made-up frequencies of
-    its tokens."""
+    """Writes a static encoder with a tokenizer and, where ``counted``, made-up frequencies of its tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(
@@ -109,8 +88,7 @@ def sentence(rng: random.Random, num_words: int) -> str:
 
 
 def make_samples(count: int, *, seed: int = 0, num_passages: int = 40) -> list[TrainingSample]:
-    """Questions with 1 to 3 positives and uneven numbers of hard and other negatives, all from one small
-    corpus, so that passages recur within and across global batches; some passages have a title, some an id."""
+    """Questions with uneven numbers of passages from one small corpus; some passages have a title, some an id."""
     rng = random.Random(seed)
     corpus = [
         Passage(

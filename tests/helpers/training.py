@@ -47,8 +47,7 @@ def make_trainer(
     report: bool = False,
     **options: Any,
 ) -> BiEncoderTrainer:
-    """``options`` are arguments of the trainer, or settings by their names. The report page, which takes longer
-    than a small training, is left out unless it is asked for."""
+    """``options`` are arguments of the trainer, or settings by their names; the report page is left out by default."""
     trainer = BiEncoderTrainer(
         model, train_sets, dev_sets, output_dir=output_dir, callbacks=callbacks, **{**DEFAULTS, **options}
     )

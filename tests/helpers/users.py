@@ -12,8 +12,7 @@ NOBODY = 65534
 
 @contextmanager
 def bound_by_permissions(folder: Path | None = None) -> Iterator[None]:
-    """The superuser may read and write everything; in this block it is nobody instead, who owns ``folder``.
-    Others stay who they are."""
+    """Makes the superuser, who may write everything, nobody in this block, who owns ``folder``."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,5 +1,4 @@
-"""A stand-in for torch's kernel for attention over sequences end to end, in plain operations: the same
-signature, semantics and demands."""
+"""A stand-in for torch's kernel for attention over sequences end to end, in plain operations."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def reference(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """(T_q, H, d) and (T_k, H or fewer, d) in, (T_q, H, d) out. As Flash Attention has it, query i of Q sees
-    key j of K where i + K - Q - left <= j <= i + K - Q + right, -1 standing for no bound."""
+    """(T_q, H, d) and (T_k, H or fewer, d) in, (T_q, H, d) out; windows are aligned as Flash Attention's."""
     assert cu_seq_k is not None and return_aux is None and seqused_k is None and block_table is None
     for ends, states, longest in ((cu_seq_q, query, max_q), (cu_seq_k, key, max_k)):
         assert ends.dtype == torch.int32 and ends.is_contiguous() and ends.device == query.device, (
@@ -79,8 +77,7 @@ def reference(
 def on_any_device(
     patch: pytest.MonkeyPatch, *, dtypes: tuple[torch.dtype, ...] = varlen.DTYPES
 ) -> Iterator[list[Call]]:
-    """Inside, ``encoder.attention=varlen`` goes to ``reference`` whatever the device, in these types; gives
-    what it was called with."""
+    """Sends ``encoder.attention=varlen`` to ``reference`` on any device, and notes the calls."""
     calls: list[Call] = []
 
     @wraps(reference)

@@ -1,5 +1,4 @@
-"""Programs ``dpr`` and ``python`` for scripts: each call is a fork of a process that has imported torch, and dies with
-its caller."""
+"""Programs ``dpr`` and ``python`` for scripts: each call is a fork of a process that has imported torch."""
 
 from __future__ import annotations
 

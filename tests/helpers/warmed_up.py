@@ -1,5 +1,4 @@
-"""Composes a command line and makes a model when it is imported: what either needs once, forks of this process
-have."""
+"""Composes a command line and makes a model when it is imported, which forks of this process then have."""
 
 from __future__ import annotations
 

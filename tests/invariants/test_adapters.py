@@ -1,5 +1,4 @@
-"""A run that trains adapters and is resumed ends with bitwise the adapters that it would have had, and its
-base stays as it was."""
+"""A resumed run of adapters ends with bitwise the same adapters, and its base stays as it was."""
 
 from __future__ import annotations
 
@@ -24,24 +23,10 @@ pytest.importorskip("peft")
 def trained(base: Path, output_dir: Path, **options: Any) -> dict[str, torch.Tensor]:
     """The weights and the optimizer's state after 8 updates."""
     torch.manual_seed(3)
-    model = BiEncoder.from_pretrained(
-        str(base),
-        EncoderSettings(sequence_length=24, adapter="lora", lora_rank=4),
-        dropout=0.1,
-        do_lower_case=True,
-    )
-    samples = [ListSource(make_samples(64))]
-    make_trainer(
-        model,
-        samples,
-        [],
-        output_dir,
-        max_steps=8,
-        num_train_epochs=8,
-        save_every_steps=3,
-        learning_rate=1e-2,
-        **options,
-    ).train()
+    settings = EncoderSettings(sequence_length=24, adapter="lora", lora_rank=4)
+    model = BiEncoder.from_pretrained(str(base), settings, dropout=0.1, do_lower_case=True)
+    options |= {"max_steps": 8, "num_train_epochs": 8, "save_every_steps": 3, "learning_rate": 1e-2}
+    make_trainer(model, [ListSource(make_samples(64))], [], output_dir, **options).train()
     assert newest(output_dir).name.endswith("step8")
     return stored(output_dir)
 

@@ -1,8 +1,4 @@
-"""With train.ema_decay, what is measured and saved is the mean of the weights over the updates; what is
-trained is as without it.
-
-pytest tests/invariants/test_averages.py
-"""
+"""With train.ema_decay, the mean of the weights is measured and saved; training is as without it."""
 
 from __future__ import annotations
 
@@ -44,16 +40,10 @@ def train(
     """A run that resumes what it finds in ``out``; what it saw, and the model that it left."""
     towers = TowerOptions(learn_temperature=True, temperature=0.5)
     model = tiny_model(folder, options=towers, pooling="mean", normalize=True)
-    settings: dict[str, Any] = {
-        "global_batch_size": 12,
-        "learning_rate": 1e-2,
-        "eval_every_steps": 2,
-        "keep_last": 0,
-        "ema_decay": ema_decay,
-    }
+    options |= {"global_batch_size": 12, "learning_rate": 1e-2, "eval_every_steps": 2, "keep_last": 0}
     watcher = Watcher(stop_after)
     train_sets, dev = [ListSource(make_samples(60))], [ListSource(make_samples(10, seed=1), "dev")]
-    make_trainer(model, train_sets, dev, out, watcher, **settings, **options).train()
+    make_trainer(model, train_sets, dev, out, watcher, ema_decay=ema_decay, **options).train()
     return watcher, model
 
 

@@ -1,12 +1,4 @@
-"""``compat=dpr`` against the original's loop, written down again from what it computes: one process, plain
-BERT, padded windows.
-
-The reference reads the same checkpoint file by torch and shares no code with the package. What it does: every
-text a window of 24 places with [SEP] in the last; segments 0; first token; scores of all questions against
-all passage slots of the batch; mean NLL; clip; AdamW; LambdaLR.
-
-pytest tests/invariants/test_compat_dpr.py
-"""
+"""``compat=dpr`` against the original's loop, written down again on the padded windows of a plain BERT."""
 
 from __future__ import annotations
 
@@ -133,8 +125,7 @@ class Original:
     def rank(
         self, samples: list[TrainingSample], batch_size: int, max_questions: int, others: int, hards: int
     ) -> tuple[float, float, int]:
-        """Lowest and highest mean place of the positives' slots, depending on how ties fall, and the number
-        of questions."""
+        """Lowest and highest mean place of the positives, depending on how ties fall, and the number of questions."""
         taken: list[TrainingSample] = []
         for number in range(len(samples) // batch_size):
             taken += samples[number * batch_size : (number + 1) * batch_size]
@@ -148,8 +139,7 @@ class Original:
 
 
 def samples_of(count: int, seed: int, *, most: int = 9) -> list[TrainingSample]:
-    """With at most ``most`` negatives of a kind; some questions have none, and many passages occur for
-    several questions."""
+    """Some questions have no negatives, and many passages occur for several questions."""
     return [
         replace(
             sample, hard_negatives=sample.hard_negatives[:most], other_negatives=sample.other_negatives[:most]
@@ -160,8 +150,7 @@ def samples_of(count: int, seed: int, *, most: int = 9) -> list[TrainingSample]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An encoder, an original checkpoint ``x.cp`` that names an encoder which is not here, train.json and
-    dev.json."""
+    """An encoder, an original checkpoint ``x.cp`` of an encoder that is not here, train.json and dev.json."""
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     # Wide initial weights, so that scores differ visibly.
     encoder_folder(tmp_path / "bert", initializer_range=0.4)
@@ -226,8 +215,7 @@ def test_the_gradient_is_clipped_as_if_it_were_divided_by_the_number_of_processe
 
 
 def test_prefixes_belong_to_training(folder: Path) -> None:
-    """As in the original, ``special_token`` does not change the metrics of a validation; without the preset
-    it does."""
+    """As in the original, ``special_token`` does not change the metrics of a validation."""
     metrics = []
     for compat in ("dpr", None):
         for prefix in (None, "ba"):

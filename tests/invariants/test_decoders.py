@@ -1,9 +1,7 @@
-"""A decoder read at its end token keeps the promises: one gradient over processes, in chunks, packed or
-padded; with adapters too."""
+"""A decoder read at its end token has one gradient over processes, in chunks, packed or padded, with adapters too."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from tests.helpers.adapters import randomize_adapters
 from tests.helpers.decoders import VOCABULARY, byte_tokenizer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.training import assert_near
-from tests.invariants.test_one_gradient import TOLERANCE, gradient_of_a_step
+from tests.invariants.test_one_gradient import TOLERANCE, every_case
 
 SETTINGS = {"pooling": "last", "append_eos": True, "normalize": True, "sequence_length": 40}
 DIRECT: dict[str, Any] = {"settings": SETTINGS, "options": {"temperature": 0.05}}
@@ -29,10 +27,6 @@ CASES |= {
     f"{name}, padded": {**case, "options": {**case["options"], "packed": False}}
     for name, case in list(CASES.items())
 }
-
-
-def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {name: gradient_of_a_step(folder, case) for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +47,7 @@ def by_world_size(
     Starcoder2Config(
         **sizes, vocab_size=len(VOCABULARY), max_position_embeddings=64, sliding_window=8
     ).save_pretrained(str(folder))
-    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2)}
+    return {world_size: run_on_ranks(every_case, world_size, folder, CASES) for world_size in (1, 2)}
 
 
 @pytest.mark.parametrize("name", CASES)

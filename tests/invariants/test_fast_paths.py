@@ -1,8 +1,4 @@
-"""Whole runs by every fast path, alone and together, against the slow one: padded, each global batch at once, every
-score held.
-
-pytest tests/invariants/test_fast_paths.py
-"""
+"""Whole runs by every fast path, alone and together, against the slow one."""
 
 from __future__ import annotations
 
@@ -54,8 +50,7 @@ def trained(
     device: str = "cpu",
     **options: Any,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Losses, norms and final weights of 4 updates of 2 global batches each; ``loss_scale`` switches fp16's scaler
-    on."""
+    """Losses, norms and final weights of 4 updates of 2 global batches; ``loss_scale`` switches fp16's scaler on."""
     tower_options = TowerOptions(packed=packed, learn_temperature=True, temperature=0.3)
     model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings).to(
         device

@@ -1,8 +1,4 @@
-"""What a log line says of each train set and of the vectors of a global batch: the formulas, for any number of
-processes, cached or not.
-
-pytest tests/invariants/test_global_batch_metrics.py
-"""
+"""Metrics of train sets and of the vectors of a global batch are the formulas on any number of processes."""
 
 from __future__ import annotations
 
@@ -217,8 +213,7 @@ def test_a_collapse_is_named_at_the_next_log_line(tmp_path: Path, caplog: pytest
 def test_nobody_waits_for_the_device_before_the_log_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are,
-    fails."""
+    """The meta device has shapes and no values: whoever asks it for a value fails."""
     trainer = trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run")
     # which does not know this device
     monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())
@@ -227,14 +222,9 @@ def test_nobody_waits_for_the_device_before_the_log_line(
         torch.device("meta"),
         torch.zeros(36, 16, device="meta"),
     )
-    metadata = (
-        batch.positive_idx,
-        batch.context_valid,
-        batch.context_ids,
-        batch.known_positive_ids,
-        batch.known_positive_valid,
-    )
-    candidates = find_candidates("distinct", *metadata).to(meta)
+    known = batch.known_positive_ids, batch.known_positive_valid
+    slots = batch.positive_idx, batch.context_valid, batch.context_ids
+    candidates = find_candidates("distinct", *slots, *known).to(meta)
     global_batch = GlobalBatch(
         vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids
     )

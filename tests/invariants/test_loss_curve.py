@@ -1,8 +1,4 @@
-"""Twenty global batches of training against an independent loop: plain Hugging Face BERT, plain softmax over the global batch,
-plain AdamW.
-
-pytest tests/invariants/test_loss_curve.py
-"""
+"""Twenty global batches against an independent loop: plain Hugging Face BERT, plain softmax, plain AdamW."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ def plain_samples() -> list[TrainingSample]:
 def reference_curve(
     folder: Path, samples: list[TrainingSample], order: list[int]
 ) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of the updates; the gradient of an update is the mean over its global batches, clipped
-    once."""
+    """Losses and gradient norms of the updates; the mean gradient of their global batches is clipped once."""
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = tiny_model(folder)
     towers = []
@@ -86,20 +81,9 @@ def reference_curve(
 def test_twenty_global_batches_follow_an_independent_reference(tmp_path: Path) -> None:
     folder, curve = encoder_folder(tmp_path / "encoder"), Curve()
     samples = plain_samples()
-    trainer = make_trainer(
-        tiny_model(folder),
-        [ListSource(samples)],
-        [],
-        tmp_path / "run",
-        curve,
-        batch_size=BATCH,
-        num_train_epochs=1,
-        gradient_accumulation_steps=ACCUMULATION,
-        learning_rate=1e-2,
-        max_grad_norm=LIMIT,
-        lr_schedule="linear",
-        warmup_steps=5,
-    )
+    options = {"batch_size": BATCH, "num_train_epochs": 1, "gradient_accumulation_steps": ACCUMULATION}
+    options |= {"learning_rate": 1e-2, "max_grad_norm": LIMIT, "lr_schedule": "linear", "warmup_steps": 5}
+    trainer = make_trainer(tiny_model(folder), [ListSource(samples)], [], tmp_path / "run", curve, **options)
     order = [
         int(row)
         for index in range(BATCHES)

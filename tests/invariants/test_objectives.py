@@ -1,8 +1,4 @@
-"""Every objective is one function of its global batch: any number of processes, direct and cached, packed and padded,
-whole and in blocks.
-
-pytest tests/invariants/test_objectives.py
-"""
+"""Every objective is one function of its global batch: over processes, cached, packed or padded, in blocks."""
 
 from __future__ import annotations
 
@@ -81,8 +77,7 @@ class HandMadeGuide(StoredVectors):
 
 
 def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
-    """Scores that are a function of question and passage; some slots have none, and some questions none at
-    all."""
+    """Scores that are a function of question and passage; some slots and some questions have none."""
     rows = torch.tensor(batch.rows).repeat_interleave(len(batch.context_ids) // len(batch))
     number = (batch.context_ids[:, 0] % 1009 + 7 * rows) % 101
     scores = number.to(torch.float32) / 20
@@ -178,8 +173,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[int, list[dict[tuple[str, str], dict[str, torch.Tensor]]]]:
-    """For 1 and 2 processes: what each rank computed. One group a size, since starting processes takes
-    seconds."""
+    """What each rank computed, for 1 and 2 processes."""
     return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2)}
 
 

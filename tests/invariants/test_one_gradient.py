@@ -1,7 +1,4 @@
-"""Promise 1: one global batch, one gradient, whatever the number of processes.
-
-pytest tests/invariants/test_one_gradient.py
-"""
+"""Promise 1: one global batch, one gradient, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from dpr.training.settings import LossSettings, TrainNode
 from dpr.training.trainer import make_step
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.reference import embed, global_batch_loss, sample_passages
+from tests.helpers.reference import question_losses, sample_passages, slow_vectors
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import assert_near, taken
 
@@ -36,9 +33,12 @@ TOLERANCE = 1e-10
 
 
 class Symmetric(Loss):
-    """Each question among the contexts, and its positive among the questions of all ranks."""
+    """Each question among the contexts, and its positive among the questions of all ranks, times ``share``."""
 
     needs = frozenset({"contexts", "questions"})
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = share
 
     def __call__(
         self, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
@@ -52,9 +52,8 @@ class Symmetric(Loss):
         own = torch.arange(
             global_batch.own_questions.start, global_batch.own_questions.stop, device=questions.device
         )
-        return LossResult(
-            first.losses + torch.nn.functional.cross_entropy(scores, own, reduction="none"), first.num_correct
-        )
+        back = torch.nn.functional.cross_entropy(scores, own, reduction="none")
+        return LossResult(first.losses + self.share * back, first.num_correct)
 
 
 class Margin(Loss):
@@ -75,8 +74,7 @@ class Margin(Loss):
 
 
 class Crowd(Term):
-    """Of each question the mean squared logit of the passages that count, and of its own slots; as a term it
-    stands beside others."""
+    """Of each question the mean squared logit of the passages that count, and of its own slots."""
 
     needs = frozenset({"contexts", "own_scores"})
 
@@ -107,8 +105,7 @@ def with_a_term() -> Loss:
 
 
 def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Loss, number correct and gradient of one optimizer step of ACCUMULATION global batches, as every rank of a group
-    sees them."""
+    """Loss, number correct and gradient of one step of ACCUMULATION global batches, as every rank sees them."""
     ranks = current_ranks()
     options = TowerOptions(**case.get("options", {}))
     model = tiny_model(folder, options=options, **case.get("settings", {})).train()
@@ -178,8 +175,8 @@ CASES |= {
 CASES |= {f"distinct, {tokens} tokens cached": {"grad_cache_tokens": tokens} for tokens in (1, 150)}
 
 
-def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {name: gradient_of_a_step(folder, case) for name, case in CASES.items()}
+def every_case(folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: gradient_of_a_step(folder, case) for name, case in cases.items()}
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +185,7 @@ def by_world_size(
 ) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
     """For 1 and 3 processes: what each rank computed in every case."""
     folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
-    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 3)}
+    return {world_size: run_on_ranks(every_case, world_size, folder, CASES) for world_size in (1, 3)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -223,25 +220,12 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str,
     total = torch.zeros((), dtype=torch.float64)
     for number in range(ACCUMULATION):
         rows = [int(row) for row in order.global_batch(1, number).rows]
-        passages, positives = [], []
-        for row in rows:
-            chosen = collator.select(data_row(source, row, DataSetSettings(), pass_number=1))
-            positives.append(len(passages))
-            passages += [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives]
-        tokenizer = model.tensorizer.tokenizer
-        questions = embed(
-            model.question_model.backbone, tokenizer, [source[row].question for row in rows], 24
-        )
-        texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
-        contexts = embed(model.ctx_model.backbone, tokenizer, texts, 24)
+        selected = [collator.select(data_row(source, row, DataSetSettings(), pass_number=1)) for row in rows]
+        chosen = [[each.positive, *each.other_negatives, *each.hard_negatives] for each in selected]
+        found = slow_vectors(model, [source[row] for row in rows], chosen, 24)
         known = [source.known_positives(row) for row in rows]
-        total = (
-            total
-            + global_batch_loss(
-                questions, contexts, passages, positives, known, distinct=candidates == "distinct"
-            )
-            / ACCUMULATION
-        )
+        losses = question_losses(*found, known, distinct=candidates == "distinct")
+        total = total + losses.mean() / ACCUMULATION
     total.backward()
     torch.testing.assert_close(fast["loss"], total.detach(), rtol=0, atol=TOLERANCE)
     for name, parameter in model.named_parameters():

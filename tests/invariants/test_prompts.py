@@ -1,8 +1,4 @@
-"""A model trained with prompts is a model trained with the same prefixes, in every job, without being told
-again.
-
-pytest tests/invariants/test_prompts.py
-"""
+"""A model trained with prompts is a model trained with the same prefixes, in every job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Promise 3: a run that is killed and started again ends with the weights it would have had.
-
-pytest tests/invariants/test_resume.py
-"""
+"""Promise 3: a run that is killed and started again ends with the weights it would have had."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model spread over several processes computes what one process does that holds all of it.
-
-pytest tests/invariants/test_sharding.py
-"""
+"""A model spread over several processes computes what one process does that holds all of it."""
 
 from __future__ import annotations
 
@@ -70,18 +67,9 @@ def test_loss_and_gradient_are_those_of_one_process(by_world_size: dict[int, Any
 
 
 LAST_STEP, STOP_AT = 4, 2
-RUN: dict[str, Any] = {
-    "global_batch_size": 12,
-    "gradient_accumulation_steps": 2,
-    "learning_rate": 1e-3,
-    "weight_decay": 0.1,
-    "max_grad_norm": 0.5,
-    "eval_every_steps": 2,
-    "dev_batch_size": 7,
-    "val_av_rank_start_epoch": 1,
-    "val_av_rank_hard_neg": 2,
-    "keep_last": 0,
-}
+RUN: dict[str, Any] = {"global_batch_size": 12, "gradient_accumulation_steps": 2, "keep_last": 0}
+RUN |= {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "eval_every_steps": 2}
+RUN |= {"dev_batch_size": 7, "val_av_rank_start_epoch": 1, "val_av_rank_hard_neg": 2}
 
 
 def train(
@@ -112,8 +100,7 @@ def on_two(folder: Path, runs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whole runs of 1 and 2 processes, and a run of 2 that is stopped and resumed on 2, and on one without
-    sharding."""
+    """Whole runs of 1 and 2 processes, and a sharded run that is stopped and resumed on 2, and on one."""
     folder, runs = (
         encoder_folder(tmp_path_factory.mktemp("model") / "encoder"),
         tmp_path_factory.mktemp("runs"),

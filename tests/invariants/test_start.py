@@ -1,8 +1,4 @@
-"""The score before the first step: the same training with and without it, the same metrics for any number of
-ranks, measured once.
-
-pytest tests/invariants/test_start.py
-"""
+"""The score before the first step: the same training with and without it, measured once."""
 
 from __future__ import annotations
 
@@ -43,8 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(
     folder: Path, output_dir: Path, *callbacks: Any, dtype: torch.dtype = torch.float32, **options: Any
 ) -> BiEncoderTrainer:
-    """Four updates an epoch, two epochs, dropout; the NLL, the average rank from the second epoch on, and a
-    search."""
+    """Two epochs of four updates, dropout; the NLL, the average rank from the second epoch on, and a search."""
     model = BiEncoder.load(folder / "base", dropout=0.1).to(dtype)
     defaults = {
         "validation": [entry(folder)],

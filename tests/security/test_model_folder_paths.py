@@ -1,5 +1,4 @@
-"""A model folder leads nowhere else: not by links, nor by names in its files; and none of its texts may be of
-any size."""
+"""A model folder leads nowhere else, by links or by names in its files, and its texts are bounded."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def linked(name: str) -> Change:
 
 
 def sharded(*, name: str = "model.safetensors.index.json", **files: str) -> Change:
-    """The weights in two files, by an index that finds some of them elsewhere; a decoy of the right shapes
-    lies beside it."""
+    """The weights in two files, by an index that finds some of them elsewhere, beside a decoy."""
 
     def change(folder: Path, outside: Path) -> None:
         weights = load_file(str(folder / "model.safetensors"))

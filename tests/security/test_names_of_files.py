@@ -1,5 +1,4 @@
-"""Whatever name a JSON file of a folder gives, made to lead elsewhere: nothing there is written, removed or
-shown."""
+"""Whatever name in a JSON file is made to lead elsewhere: nothing there is written, removed or shown."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ Place = tuple[Any, ...]
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of every kind that name files: a run that can be searched, a training run, an evaluation, an
-    exported model."""
+    """A run that can be searched, a training run, an evaluation, an exported model: all folders that name files."""
     place = tmp_path_factory.mktemp("good")
     names = "river mountain planet cheese bridge whale poem tennis engine tree clock island".split()
     gift = place / "gift"
@@ -222,22 +220,7 @@ def test_passages_outside_are_searched_where_the_folder_says_what_they_held(
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "",
-        ".",
-        "..",
-        "a/../..",
-        "/etc/passwd",
-        "../x",
-        "a\\b",
-        "a\0b",
-        "link",
-        "link/x",
-        None,
-        3,
-        ["a"],
-        "x" * 5000,
-    ],
+    ["", ".", "..", "a/../..", "/etc/passwd", "../x", "a\\b", "a\0b", "link", "link/x", None, 3, "x" * 5000],
 )
 def test_what_is_no_name_inside_a_folder(name: Any, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()

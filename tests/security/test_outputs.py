@@ -1,5 +1,4 @@
-"""What a run writes reveals nothing about the person who started it: no tokens, no environment, no home
-folder."""
+"""What a run writes reveals no tokens, no environment and no home folder of the person who started it."""
 
 from __future__ import annotations
 
@@ -41,11 +40,8 @@ def test_neither_training_nor_embedding_writes_them(tmp_path: Path, monkeypatch:
     config = TrainCommand(
         train_datasets="train.json", dev_datasets="train.json", output_dir="run", no_cuda=True
     )
-    config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = (
-        "encoder",
-        False,
-        24,
-    )
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained = "encoder", False
+    config.encoder.sequence_length = 24
     config.train.batch_size, config.train.num_train_epochs, config.train.num_workers = 8, 1, 0
     train.run(config)
     embed.run(EmbedConfig(model_file="run", ctx_src="corpus.tsv", out_file="run/vectors", no_cuda=True))

@@ -1,9 +1,4 @@
-"""Python imports this module when it starts, if its folder is in PYTHONPATH: connections then leave this
-machine never.
-
-Unix sockets, loopback and this machine's own addresses go on working. For the process that runs the tests and
-for every Python that it starts.
-"""
+"""Python imports this module at its start if PYTHONPATH has its folder: connections then stay on this machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The layer that ``dpr adapt`` fits: nearer to the hybrid than the model was, equal for both sides, and the same
-again with the same seed."""
+"""The layer of ``dpr adapt``: nearer to the hybrid, equal for both sides, repeatable with a seed."""
 
 from __future__ import annotations
 

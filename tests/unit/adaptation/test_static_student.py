@@ -1,5 +1,4 @@
-"""Tables that learn a model's vectors: nearer to them than rows alone, the same again with the same seed, and saved
-and loaded whatever the model is like."""
+"""Static tables learn a model's vectors, repeatably, and are saved and loaded."""
 
 from __future__ import annotations
 

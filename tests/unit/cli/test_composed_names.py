@@ -1,5 +1,4 @@
-"""Settings that a command composes for another one are read back as they were, and files of settings that are
-damaged name the line."""
+"""Settings composed for another command are read back as they were; damaged files of settings name the line."""
 
 from __future__ import annotations
 
@@ -8,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from dpr.cli.keys import check_keys
 from dpr.cli.launch import launch
-from dpr.core.settings import overrides
+from dpr.core.settings import overrides, settings
+from dpr.embedding.settings import EmbedConfig
 from dpr.jobs.prepare import PrepareSettings
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.training.command_settings import TrainCommand
@@ -93,3 +94,22 @@ def test_a_mistake_in_a_file_of_settings_is_one_sentence(
     code = launch("biencoder_train_cfg", TrainCommand, print, ["--config-dir", str(tmp_path), "train=mine"])
     said = capsys.readouterr().err.strip()
     assert code == 3 and f"mine.yaml{place}" in said and found in said and "\n" not in said, said
+
+
+CONF = [Path(__file__).parents[3] / "conf"]
+KEY = "encoder.pretrained_model_cfg=bert"
+
+
+@pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig, TrainCommand])
+def test_the_override_is_known(job: type) -> None:
+    assert check_keys([KEY], {entry.key: entry for entry in settings(job)}, CONF) == ([KEY], [])
+
+
+@pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig])
+@pytest.mark.parametrize(
+    "old", ["encoder.dropout=0.1", "encoder=hf_bert", "encoder.encoder_model_type=hf_bert"]
+)
+def test_the_rest_is_answered_by_a_warning(job: type, old: str) -> None:
+    kept, warnings = check_keys([old], {entry.key: entry for entry in settings(job)}, CONF)
+    assert kept == []
+    assert warnings == [f"{old.partition('=')[0]} is ignored: the checkpoint brings its encoder"]

@@ -1,5 +1,4 @@
-"""What users of other trainers, and of DPR's first version, type is answered with the key that does it
-here."""
+"""What users of other trainers, and of DPR's first version, type is answered with this toolkit's key."""
 
 from __future__ import annotations
 
@@ -24,12 +23,9 @@ def run(*argv: str) -> tuple[int, Seen]:
     [
         ("lr=1e-5", "train.learning_rate"),
         ("bf16=true", "train.precision=bf16"),
-        ("resume_from_checkpoint=true", "output_dir"),
         ("model_name_or_path=x", "encoder.pretrained_model_cfg, model_file"),
-        ("eval_strategy=steps", "train.eval_per_epoch, train.eval_every_steps"),
         ("per_device_train_batch_size=8", "train.batch_size"),
         ("output=runs/x", "output_dir"),
-        ("train.lr=1e-5", "train.learning_rate"),
         ("learning_rate=1e-5", "train.learning_rate"),
     ],
 )

@@ -38,6 +38,7 @@ def test_folders_are_called_by_their_label_or_their_name(tmp_path: Path) -> None
         (["empty"], "no search.json"),
         (["runs/x", "token_file=none.txt"], "none.txt: cannot be read"),
         (["runs/x", "host=0.0.0.0"], "lets other machines search without a token"),
+        (["runs/x", "host=example"], "lets other machines search without a token"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_sentence(

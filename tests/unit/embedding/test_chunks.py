@@ -1,5 +1,4 @@
-"""Reading, encoding and writing side by side: none waits for another, nothing is lost, a failing write is
-reported."""
+"""Chunks are read, encoded and written side by side; a failed write is reported."""
 
 from __future__ import annotations
 
@@ -77,12 +76,8 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
         return real(target, mode)
 
     torch.set_num_threads(1)
-    paths = [
-        f"model_file={embedding_folder / 'model'}",
-        f"ctx_src={embedding_folder / 'corpus.tsv'}",
-        f"out_file={tmp_path / 'X'}",
-    ]
-    arguments = [*paths, "no_cuda=true", f"chunk_size={SIZE}", "batch_tokens=200"]
+    line = f"model_file={embedding_folder}/model ctx_src={embedding_folder}/corpus.tsv out_file={tmp_path}/X"
+    arguments = [*line.split(), "no_cuda=true", f"chunk_size={SIZE}", "batch_tokens=200"]
     with monkeypatch.context() as patched:
         patched.setattr(steps, "durable_file", full)
         assert main(arguments) == 3

@@ -13,8 +13,6 @@ import torch
 
 from dpr.core.errors import InputError, OutputError
 from dpr.core.records import Passage
-from dpr.data.collator import as_encoded
-from dpr.data.settings import DataSetSettings
 from dpr.embedding import job
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import EmbedReport, embed_shard, shard_range
@@ -72,16 +70,6 @@ def test_shards_together_hold_every_passage_once_with_its_vector(
     expected = encode_tokens(model, tokenize_passages(model.tensorizer, passages), batch_tokens=10_000)
     assert list(found) == [str(passage.id) for passage in passages]
     np.testing.assert_allclose(np.stack(list(found.values())), expected, atol=1e-5)
-
-
-def test_more_shards_than_passages_leave_the_last_empty(embedding_folder: Path, tmp_path: Path) -> None:
-    write_passages(tmp_path / "c.tsv", [Passage("ba", "", str(row)) for row in range(5)])
-    reports = [
-        embed(embedding_folder, tmp_path / "X", corpus=tmp_path / "c.tsv", shard_id=number, num_shards=4)
-        for number in range(4)
-    ]
-    assert [report.passages for report in reports] == [2, 2, 1, 0]
-    assert len(vectors_by_id(open_shards([str(tmp_path / "X_*")]))) == 5
 
 
 def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(
@@ -185,27 +173,6 @@ def test_vectors_made_otherwise_are_not_continued(
         embed(embedding_folder, tmp_path / "X", **change)
 
 
-def test_passages_are_embedded_with_their_prefix_as_training_sees_them(
-    embedding_folder: Path, tmp_path: Path
-) -> None:
-    embed(embedding_folder, tmp_path / "X", source={"passage_prefix": "ba be: "})
-    model, source = BiEncoder.load(embedding_folder / "model"), PassageSource(embedding_folder / "corpus.tsv")
-    options = DataSetSettings(passage_prefix="ba be: ")
-    seen = [as_encoded(passage, options) for passage in source.read()]
-    tokens = tokenize_passages(model.tensorizer, seen)
-    found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / "X_0").chunks()])
-    np.testing.assert_allclose(
-        found, encode_tokens(model, tokens, encoder_type="ctx", batch_tokens=10_000), atol=1e-5
-    )
-    plain = encode_tokens(
-        model,
-        tokenize_passages(model.tensorizer, list(source.read())),
-        encoder_type="ctx",
-        batch_tokens=10_000,
-    )
-    assert np.abs(found - plain).max() > 1e-3
-
-
 def test_ids_are_prefixed_and_float16_halves_the_size(embedding_folder: Path, tmp_path: Path) -> None:
     embed(
         embedding_folder,
@@ -221,21 +188,11 @@ def test_ids_are_prefixed_and_float16_halves_the_size(embedding_folder: Path, tm
 def test_metadata_say_where_vectors_come_from(embedding_folder: Path, tmp_path: Path) -> None:
     embed(embedding_folder, tmp_path / "X", shard_id=1, num_shards=2)
     metadata = VectorShard(tmp_path / "X_1").metadata
-    origin = {
-        "model_fingerprint": BiEncoder.load(embedding_folder / "model").fingerprint,
-        "encoder_type": "ctx",
-        "similarity": "dot",
-    }
-    place = {
-        "corpus": "corpus.tsv",
-        "shard_id": 1,
-        "num_shards": 2,
-        "first_row": 27,
-        "end_row": 53,
-        "num_vectors": 26,
-        "num_chunks": 4,
-    }
-    expected = origin | place | {"dimension": 16, "dtype": "float32", "precision": "fp32"}
+    expected = {"model_fingerprint": BiEncoder.load(embedding_folder / "model").fingerprint}
+    expected |= {"encoder_type": "ctx", "similarity": "dot", "corpus": "corpus.tsv"}
+    expected |= {"shard_id": 1, "num_shards": 2, "first_row": 27, "end_row": 53}
+    expected |= {"num_vectors": 26, "num_chunks": 4}
+    expected |= {"dimension": 16, "dtype": "float32", "precision": "fp32"}
     assert {key: metadata[key] for key in expected} == expected
     assert str(tmp_path) not in str(metadata)
 

@@ -26,7 +26,7 @@ CUDA = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.
 
 
 def limit_memory(monkeypatch: Any, most: int, error: Exception = CPU) -> list[int]:
-    """From now on towers fail over more than ``most`` padded tokens; returns the sizes they are asked for."""
+    """Towers fail over more than ``most`` padded tokens; returns the sizes they are asked for."""
     asked: list[int] = []
     real = Encoder.forward
 

@@ -24,7 +24,6 @@ def report(folder: Path, name: str, *, questions: int = 7, **metrics: float) -> 
 def full_report(
     folder: Path, name: str, values: dict[str, list[float | None]], ids: list[str] | None = None
 ) -> str:
-    """A metrics file with the values of each question."""
     ids = ids or [f"q{number}" for number in range(len(next(iter(values.values()))))]
     means = {
         metric: sum(filter(None, listed)) / sum(item is not None for item in listed)

@@ -1,8 +1,4 @@
-"""Figures of ``dpr retrieve``, ``dpr evaluate`` and the validation of training on tiny data, to the last digit:
-equal rankings have equal figures, whoever asks.
-
-pytest tests/unit/evaluation/test_evaluator.py
-"""
+"""Figures of retrieval, evaluation and validation on tiny data, equal to the last digit."""
 
 from __future__ import annotations
 
@@ -106,6 +102,14 @@ def retrieved(folder: Path, out: Path, *more: str) -> dict[str, Any]:
     return of_file(out)
 
 
+def validated(folder: Path, **options: str) -> RetrievalValidationSettings:
+    files = {"corpus": "corpus.jsonl", "questions": "queries.jsonl", "qrels": "qrels/test.tsv"}
+    return RetrievalValidationSettings(
+        **{key: str(folder / name) for key, name in files.items()},
+        **options,  # type: ignore[arg-type]
+    )
+
+
 def measured(folder: Path, tmp_path: Path) -> dict[str, Any]:
     qrels = folder / "qrels" / "test.tsv"
     found: dict[str, Any] = {}
@@ -135,9 +139,7 @@ def measured(folder: Path, tmp_path: Path) -> dict[str, Any]:
     # in training BM25 stands beside the model, so that its figures do not depend on the weights
     model = tiny_model(encoder_folder(tmp_path / "encoder"), dtype=torch.float32)
     for match in ("auto", "string"):
-        files = {"corpus": "corpus.jsonl", "questions": "queries.jsonl", "qrels": "qrels/test.tsv"}
-        named = {key: str(folder / name) for key, name in files.items()}
-        validation = RetrievalValidation(RetrievalValidationSettings(**named, name="own", match=match))
+        validation = RetrievalValidation(validated(folder, name="own", match=match))
         means = validation.at_start(model)
         found[f"validation {match}"] = {
             "means": {key: value for key, value in means.items() if key.startswith("eval/own/bm25/")},
@@ -183,9 +185,5 @@ def test_one_entry_is_all_that_a_new_metric_needs(
     )
     assert compare([f"a={tmp_path / 'm.json'}", f"b={tmp_path / 'm.json'}"]) == 0
     assert "P@10" in capsys.readouterr().out
-    named = {
-        key: str(folder / f"{name}.jsonl") for key, name in (("corpus", "corpus"), ("questions", "queries"))
-    }
-    named["qrels"] = str(folder / "qrels" / "test.tsv")
-    names = RetrievalValidation(RetrievalValidationSettings(**named, name="own")).names()
+    names = RetrievalValidation(validated(folder, name="own")).names()
     assert "eval/own/precision@10" in names

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.evaluation.page_text import cut, flatten, printable
+from dpr.evaluation.page_text import flatten
 from dpr.evaluation.report import build_page, curves_svg, write_report
 from dpr.evaluation.runs import Retrieval, Training
 from dpr.evaluation.significance import estimate
@@ -58,31 +58,17 @@ def texts(page: str) -> str:
 
 def run_folder(folder: Path, *, steps: int = 5, config: dict[str, object] | None = None) -> Path:
     for step in range(1, steps + 1):
-        metrics = {
-            "train/loss": 2 / step,
-            "train/in_batch_acc": 0.5,
-            "optim/lr": 1e-5 * step,
-            "optim/grad_norm": 1.0,
-        }
-        append_jsonl(
-            folder / "metrics.jsonl", {"step": step, "epoch": 0, **metrics, "perf/padding_share": 0.1}
-        )
-    append_jsonl(
-        folder / "metrics.jsonl", {"step": steps, "epoch": 0, "eval/nll_loss": 1.5, "eval/in_batch_acc": 0.25}
-    )
-    write_json(
-        folder / "run.json",
-        {"best_metric": "eval/nll_loss", "best_value": 1.5, "last_checkpoint": "dpr.step5"},
-    )
-    write_json(
-        folder / "dpr.step5" / "config.json",
-        config or {"seed": 1, "train": {"batch_size": 8}, "datasets": {"secret_set": {}}},
-    )
-    free = {"environment.torch": "9.9"}
-    write_json(
-        folder / "dpr.step5" / "trainer_state.json",
-        {"identity": {"fixed": {"train.global_batch_size": 16}, "free": free}},
-    )
+        metrics = {"train/loss": 2 / step, "train/in_batch_acc": 0.5, "perf/padding_share": 0.1}
+        metrics |= {"optim/lr": 1e-5 * step, "optim/grad_norm": 1.0}
+        append_jsonl(folder / "metrics.jsonl", {"step": step, "epoch": 0, **metrics})
+    validation = {"eval/nll_loss": 1.5, "eval/in_batch_acc": 0.25}
+    append_jsonl(folder / "metrics.jsonl", {"step": steps, "epoch": 0, **validation})
+    best = {"best_metric": "eval/nll_loss", "best_value": 1.5}
+    write_json(folder / "run.json", {**best, "last_checkpoint": "dpr.step5"})
+    config = config or {"seed": 1, "train": {"batch_size": 8}, "datasets": {"secret_set": {}}}
+    write_json(folder / "dpr.step5" / "config.json", config)
+    identity = {"fixed": {"train.global_batch_size": 16}, "free": {"environment.torch": "9.9"}}
+    write_json(folder / "dpr.step5" / "trainer_state.json", {"identity": identity})
     return folder
 
 
@@ -290,20 +276,6 @@ def test_what_a_page_should_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch
     for secret in ("alice", "0123456789", "t0p", "hf_abc", ":pw@", str(tmp_path), str(Path.home())):
         assert secret not in page, secret
     assert ".../train.json" in page and "data/relative.json" in page and "48" in page
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "-"), (1e-5, "1e-05"), ("(0.9, 0.999)", "(0.9, 0.999)"), ("a/b", "a/b"), (True, "true")],
-)
-def test_settings_read_as_they_were_written(value: object, shown: str) -> None:
-    assert printable(value) == shown
-
-
-def test_cut_text_keeps_its_limit() -> None:
-    assert cut("a  b\n c", 10) == "a b c"
-    assert cut("word " * 100, 20) == "word word word word ..."
-    assert len(cut("x" * 1000, 20)) == 24
 
 
 def test_files_without_metrics_are_refused(tmp_path: Path) -> None:

@@ -129,8 +129,7 @@ def test_figures_tell_a_fault(
 
 
 def test_what_a_guard_keeps_from_being_the_best_is_no_fault() -> None:
-    """The best checkpoint is the first one, since later ones forget the guarded set; the metric that chooses
-    rises all the same."""
+    """The best checkpoint is the first one, since later ones forget the guarded set."""
     name, steps = "eval/med/ndcg@10", (100, 200, 300, 400)
     run = Training("run", best={"best_metric": name, "best_value": 0.89})
     run.logs = [{"step": step, "train/loss": 40 / step, "train/in_batch_acc": 0.8} for step in steps]

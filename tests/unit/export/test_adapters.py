@@ -1,5 +1,4 @@
-"""Adapters leave the toolkit merged into whole models, or as peft's own folders: the same vectors either
-way."""
+"""Adapters are exported as merged models or as folders of peft, with the same vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from dpr.core.errors import InputError
 from dpr.export.folders import write_adapters
 from dpr.export.towers import merged
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.durable import verify_folder
 from tests.helpers.jobs import export as main
 from tests.unit.models.test_adapters import KINDS, batches, lora_model
 
@@ -87,20 +85,3 @@ def test_what_peft_has_no_place_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no adapters"):
         write_adapters(merged(lora_model(tmp_path / "base")), tmp_path / "peft", source="model")
     assert not (tmp_path / "peft").exists()
-
-
-@pytest.mark.parametrize("to", ["model", "peft"])
-def test_the_same_export_again_has_nothing_to_do_and_another_models_is_refused(
-    to: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model = lora_model(tmp_path / "base").float().eval()
-    model.save(tmp_path / "first")
-    with torch.no_grad():
-        next(iter(model.weights().values())).add_(1.0)
-    model.save(tmp_path / "second")
-    out = f"out={tmp_path / 'out'}"
-    codes = [main([f"to={to}", f"model={tmp_path / name}", out]) for name in ("first", "first", "second")]
-    assert codes == [0, 0, 3]
-    told = capfd.readouterr().err
-    assert "nothing to do" in told and "made with another model" in told
-    assert verify_folder(tmp_path / "out") == []

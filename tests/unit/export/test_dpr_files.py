@@ -1,5 +1,4 @@
-"""Export to the original's format: bit for bit there and back, plain contents, and no file that means
-something else."""
+"""Export to the original's format: bit for bit there and back, and plain contents."""
 
 from __future__ import annotations
 
@@ -50,14 +49,7 @@ def test_the_file_is_plain_and_a_strict_loader_takes_it(tmp_path: Path) -> None:
         BiEncoder.load(file), tmp_path / "y.cp", source=str(file), pretrained_model_cfg="bert-base-uncased"
     )
     state = torch.load(tmp_path / "y.cp", weights_only=True)
-    assert sorted(state) == [
-        "encoder_params",
-        "epoch",
-        "model_dict",
-        "offset",
-        "optimizer_dict",
-        "scheduler_dict",
-    ]
+    assert sorted(state) == "encoder_params epoch model_dict offset optimizer_dict scheduler_dict".split()
     assert state["encoder_params"]["do_lower_case"] is True
     assert state["encoder_params"]["encoder"]["pretrained_model_cfg"] == "bert-base-uncased"
     assert state["encoder_params"]["encoder"]["sequence_length"] == 24

@@ -1,5 +1,4 @@
-"""Folders for the DPR classes of transformers give the vectors that the model gives here, or are
-refused."""
+"""Folders for the DPR classes of transformers give the model's vectors, or are refused."""
 
 from __future__ import annotations
 

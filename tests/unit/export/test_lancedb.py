@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="lancedb is
 
 
 def connect(address: str) -> Any:
-    """The database; the library takes five seconds to import, which the other tests need not wait for."""
+    """Imports lancedb late, since that takes five seconds."""
     import lancedb
 
     return lancedb.connect(address)
@@ -112,7 +112,6 @@ def test_a_table_of_something_else_is_left_alone(inputs: Path, tmp_path: Path) -
 
 
 def test_what_is_wrong_with_the_rows_is_what_is_said(inputs: Path, tmp_path: Path) -> None:
-    """An error of ours passes through Arrow and Rust, and leaves no table."""
     lines = (inputs / "corpus.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "corpus.jsonl").write_text("".join([*lines[:100], *lines[101:]]))
     with pytest.raises(InputError, match=r"no passage 'p. 100' after those"):

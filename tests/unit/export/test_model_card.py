@@ -1,5 +1,4 @@
-"""The model card says what was measured and how the model came about, and nothing of whose machine it was
-on."""
+"""The model card says what was measured and trained on, and nothing about the machine."""
 
 from __future__ import annotations
 
@@ -43,7 +42,6 @@ def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: P
 def test_a_run_from_a_model_file_has_no_base_but_that(
     trained: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """``encoder.pretrained_model_cfg`` has a default, which nothing was read from."""
     folder, arguments = trained
     kept = [argument for argument in arguments if not argument.startswith(("encoder.", "output_dir"))]
     assert main([*kept, f"model_file={folder / 'run'}", f"output_dir={tmp_path / 'run'}"]) == 0

@@ -51,7 +51,6 @@ def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[BiEncoder, Path]:
-    """A folder as the command writes it."""
     place = tmp_path_factory.mktemp("served")
     model = shared(
         place / "made_of",
@@ -82,26 +81,17 @@ def test_the_example_serves_without_torch(served: tuple[BiEncoder, Path], tmp_pa
         atol=1e-5,
     )
     write_passages(tmp_path / "corpus.tsv", [Passage("ba be", "bi", "1"), Passage("da de", "", "2")])
-    blocked = (
-        "import sys, runpy; sys.modules['torch'] = sys.modules['transformers'] = None; sys.argv ="
-        " sys.argv[1:]; "
-    )
-    command = [
-        sys.executable,
-        "-c",
-        blocked + "runpy.run_path(sys.argv[0], run_name='__main__')",
-        "examples/serve_onnx.py",
-    ]
+    code = "import sys, runpy\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
+    code += "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    arguments = ["examples/serve_onnx.py", str(folder), "ba be", str(tmp_path / "corpus.tsv")]
     (home := tmp_path / "home").mkdir()
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
-    }
+    environment = os.environ | {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
     done = subprocess.run(
-        [*command, str(folder), "ba be", str(tmp_path / "corpus.tsv")],
+        [sys.executable, "-c", code, *arguments],
         cwd=REPOSITORY,
-        env=kept | {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=patient(60),

@@ -97,7 +97,6 @@ def test_the_command_line_takes_the_address_as_it_is(
 
 
 def test_a_killed_load_is_finished_by_the_same_command(address: str, inputs: Path) -> None:
-    """Killed in the middle of a COPY."""
     load_and_die(LOAD, inputs, 150, address, "killed")
     assert load_postgres(open_rows(inputs), address, "killed")
     assert_finds_what_exact_search_finds(address, "killed", inputs)

@@ -1,10 +1,9 @@
-"""A model that left in a format of another library and came back is the same model: the same vectors, and
-trained on, the same model."""
+"""A model that was exported and read again has the same vectors, and trains to the same weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,44 +15,22 @@ from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.adapters import base_folder, randomize_adapters
-from tests.helpers.decoders import decoder_folder
-from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
+from tests.helpers.exports import MODELS, static
+from tests.helpers.tiny import ListSource, make_samples
 from tests.helpers.training import make_trainer
 
 QUESTIONS = ["ba be bi", "", "don\u2019t ca?", " ".join(["fa fe"] * 20)]
 PASSAGES = [Passage(text, title) for text in QUESTIONS for title in ("", "bi bo")]
-PROMPTS = {"query_prompt": "ba: ", "passage_prompt": "bo: ", "prompts": {"web": "ka "}}
 STEPS = 10
 
-KINDS: dict[str, dict[str, Any]] = {
-    "two towers": {},
-    "shared": {"shared": True, "plain_apostrophes": False},
-    "projection": {"projection_dim": 6, "question_length": 9},
-    "mean, cosine, prompts": {"pooling": "mean", "normalize": True, **PROMPTS},
-    "template": {
-        "pooling": "mean",
-        "title_template": "{title}: {text}",
-        "shared": True,
-        "plain_apostrophes": False,
-    },
-    "cut": {"pooling": "mean", "dimensions": 6},
-    "static": {"pooling": "mean", "shared": True, "plain_apostrophes": False},
-    "decoder": {"pooling": "last", "normalize": True, **PROMPTS},
+KINDS: dict[str, Callable[[Path], BiEncoder]] = {
+    name: MODELS[name]
+    for name in (
+        *("two towers", "shared", "projection", "mean and cosine", "prompts, shared, cosine"),
+        *("title template", "cut", "decoder"),
+    )
 }
-
-
-def made(folder: Path, kind: str, **more: Any) -> BiEncoder:
-    """A model whose two towers differ, and whose vectors differ from text to text."""
-    place = folder / kind.replace(" ", "")
-    if kind == "static":
-        static_folder(place)
-    elif kind == "decoder":
-        decoder_folder(place, "qwen3 embedding")
-    model = tiny_model(place, dtype=torch.float32, **KINDS[kind], **more)
-    torch.manual_seed(3)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
+KINDS["static"] = lambda folder: static(folder, pooling="mean", shared=True, plain_apostrophes=False)
 
 
 def assert_same_vectors(found: BiEncoder, expected: BiEncoder) -> None:
@@ -80,23 +57,15 @@ def assert_same_training(found: BiEncoder, expected: BiEncoder, folder: Path) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_through_sentence_transformers(tmp_path: Path, kind: str) -> None:
-    model = made(tmp_path, kind)
+    model = KINDS[kind](tmp_path / "made_of")
     (tmp_path / "out").mkdir()
     format_of("sentence-transformers").write(model, tmp_path / "out", source="model")
     again = BiEncoder.load(tmp_path / "out")
-    for name in (
-        "pooling",
-        "normalize",
-        "sequence_length",
-        "query_prompt",
-        "passage_prompt",
-        "prompts",
-        "title_template",
-        "dimensions",
-    ):
+    kept = "pooling normalize sequence_length query_prompt passage_prompt prompts title_template dimensions"
+    for name in kept.split():
         assert getattr(again.settings, name) == getattr(model.settings, name), name
     assert_same_vectors(again, model)
-    if "prompts" in KINDS[kind]:
+    if "prompts" in kind:
         np.testing.assert_array_equal(
             again.encode_questions(QUESTIONS, prompt="web"), model.encode_questions(QUESTIONS, prompt="web")
         )
@@ -105,13 +74,13 @@ def test_through_sentence_transformers(tmp_path: Path, kind: str) -> None:
 
 def test_through_an_object(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
-    model = made(tmp_path, "mean, cosine, prompts")
+    model = KINDS["prompts, shared, cosine"](tmp_path / "made_of")
     assert_same_vectors(BiEncoder.from_sentence_transformers(to_sentence_transformer(model)), model)
 
 
 @pytest.mark.parametrize("kind", ["two towers", "projection"])
 def test_through_hugging_face_dpr(tmp_path: Path, kind: str) -> None:
-    model = made(tmp_path, kind)
+    model = KINDS[kind](tmp_path / "made_of")
     (tmp_path / "out").mkdir()
     format_of("hf-dpr").write(model, tmp_path / "out", source="model")
     again = BiEncoder.load(tmp_path / "out")

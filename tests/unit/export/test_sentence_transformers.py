@@ -1,11 +1,10 @@
-"""What is exported for sentence-transformers gives there the vectors that it gives here, loads in plain
-transformers, or is refused."""
+"""Exports for sentence-transformers give the model's vectors, load in transformers, or are refused."""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,25 +15,25 @@ import pytest
 import torch
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage, Question
+from dpr.core.records import Passage
 from dpr.export.folders import edge_cases, export_folder, format_of
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.export.towers import merged
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.question_sets import write_qrels
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from examples.sentence_transformers_evaluator import evaluate
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bag, bert, decoder, rooted, shared, static
 from tests.helpers.jobs import embed, retrieve
 from tests.helpers.jobs import export as main
-from tests.helpers.tiny import sentence
+from tests.unit.retrieval.conftest import World
+from tests.unit.retrieval.conftest import world as world
 
 pytestmark = pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="the extra interop has it")
 
 
 def library() -> Any:
-    """sentence-transformers, which takes seconds to import."""
     import sentence_transformers
 
     return sentence_transformers
@@ -226,6 +225,9 @@ def test_the_command_says_what_was_compared_and_a_rerun_finds_its_work_done(
     assert main(arguments) == 0
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
     assert main([*arguments, "dimensions=4"]) == 3  # something else is there
+    shared(tmp_path / "made_of", seed=1).save(tmp_path / "model", overwrite=True)
+    assert main(arguments) == 3
+    assert "made with another model" in capsys.readouterr().err
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     assert [module["path"] for module in modules] == ["", "1_Pooling"]
 
@@ -238,43 +240,19 @@ def test_a_template_is_what_users_join_by(tmp_path: Path) -> None:
     assert static(tmp_path / "static").settings.title_template == ""
 
 
-def test_its_evaluator_finds_the_metrics_of_retrieval(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    model = bert(tmp_path / "made_of", projection_dim=6)
-    export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
-    model.save(tmp_path / "model")
-    passages = [
-        Passage(sentence(rng, 10), sentence(rng, 2) if number % 3 else "", f"p{number:03d}")
-        for number in range(60)
-    ]
-    questions = [Question(f"{sentence(rng, 4)} isn\u2019t", f"q{number}") for number in range(20)]
-    write_passages(tmp_path / "corpus.tsv", passages)
-    write_questions(tmp_path / "questions.jsonl", questions)
-    write_qrels(
-        tmp_path / "qrels.tsv", {question.id: {str(rng.choice(passages).id): 1} for question in questions}
-    )
-    dense = [f"model_file={tmp_path / 'model'}", "no_cuda=true"]
-    assert embed([*dense, f"ctx_src={tmp_path / 'corpus.tsv'}", f"out_file={tmp_path / 'vectors'}"]) == 0
-    files = [
-        f"qa_dataset={tmp_path / 'questions.jsonl'}",
-        f"qrels={tmp_path / 'qrels.tsv'}",
-        f"ctx_datatsets=[{tmp_path / 'corpus.tsv'}]",
-    ]
-    assert (
-        retrieve(
-            [
-                *dense,
-                *files,
-                f"encoded_ctx_files={tmp_path / 'vectors_0'}",
-                f"metrics_file={tmp_path / 'metrics.json'}",
-            ]
-        )
-        == 0
-    )
-    ours = json.loads((tmp_path / "metrics.json").read_text())["metrics"]
-    theirs = evaluate(
-        *(str(tmp_path / name) for name in ("out", "corpus.tsv", "questions.jsonl", "qrels.tsv"))
-    )
+def test_its_evaluator_finds_the_metrics_of_retrieval(world: World, tmp_path: Path) -> None:
+    export_folder(world.model, tmp_path / "out", "sentence-transformers", source="model")
+    corpus, qrels, metrics = (tmp_path / name for name in ("corpus.tsv", "qrels.tsv", "metrics.json"))
+    passages = [replace(one, title=one.title if row % 3 else "") for row, one in enumerate(world.passages)]
+    write_passages(corpus, passages)
+    write_qrels(qrels, {one.id: {f"p{row * 5:03d}": 1} for row, one in enumerate(world.questions)})
+    dense = [f"model_file={world.path('model')}", "no_cuda=true"]
+    assert embed([*dense, f"ctx_src={corpus}", f"out_file={tmp_path / 'vectors'}"]) == 0
+    files = [f"qa_dataset={world.path('questions.jsonl')}", f"qrels={qrels}", f"ctx_datatsets=[{corpus}]"]
+    files += [f"encoded_ctx_files={tmp_path / 'vectors_0'}", f"metrics_file={metrics}"]
+    assert retrieve([*dense, *files]) == 0
+    ours = json.loads(metrics.read_text())["metrics"]
+    theirs = evaluate(str(tmp_path / "out"), str(corpus), world.path("questions.jsonl"), str(qrels))
     for name in ("accuracy@1", "accuracy@5", "accuracy@20", "recall@20", "mrr@10", "ndcg@10"):
         assert theirs[f"dot_{name}"] == pytest.approx(ours[name], abs=1e-9), name
     assert 0 < ours["ndcg@10"] < 1

@@ -9,6 +9,8 @@ import pytest
 from tests.helpers.jobs import export as main
 from tests.helpers.stores import passages, write_inputs
 
+ROWS = "to=lancedb vectors=vectors_* out=store"
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -21,13 +23,8 @@ def test_shards_become_a_store_and_a_second_command_does_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")
-    line = [
-        "to=lancedb",
-        "vectors=vectors_*",
-        "ctx_datasets=[corpus.jsonl]",
-        "metadata=[year:int,place]",
-        "out=store",
-    ]
+    columns = "ctx_datasets=[corpus.jsonl] metadata=[year:int,place]"
+    line = f"{ROWS} {columns}".split()
     assert main(line) == 0
     table = lancedb.connect(str(here / "store")).open_table("passages").to_arrow()
     assert table.schema.names == ["id", "vector", "title", "text", "year", "place"]
@@ -36,9 +33,6 @@ def test_shards_become_a_store_and_a_second_command_does_nothing(
     assert "lancedb holds 50 vectors of 16 dimensions" in capsys.readouterr().err
     assert main(line) == 0
     assert "holds" not in capsys.readouterr().err
-
-
-ROWS = "to=lancedb vectors=vectors_* out=store"
 
 
 @pytest.mark.parametrize(

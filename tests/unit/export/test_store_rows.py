@@ -1,5 +1,4 @@
-"""Vectors joined with their passages: every row once, in order, whatever the sizes of chunks, batches and
-shards."""
+"""Vectors are joined with their passages: every row once, in order, whatever the chunks and shards."""
 
 from __future__ import annotations
 
@@ -24,13 +23,6 @@ def test_every_row_has_its_vector_texts_and_metadata(tmp_path: Path) -> None:
     for name in ("title", "text", *METADATA):
         found = [value for batch in batches for value in batch.columns[name]]
         assert found == [row[name] for row in fields_of(100)], name
-
-
-def test_without_a_corpus_rows_are_ids_and_vectors(tmp_path: Path) -> None:
-    write_inputs(tmp_path, count=50)
-    rows = open_rows(tmp_path, sources=(), metadata={})
-    assert rows.columns == {} and sum(len(batch.ids) for batch in all_batches(rows)) == 50
-    assert all_batches(rows)[0].columns == {}
 
 
 @pytest.mark.parametrize(
@@ -59,16 +51,6 @@ def test_passages_without_a_vector_are_left_out_and_prefixes_are_added(tmp_path:
     assert [key for batch in all_batches(rows) for key in batch.ids] == [
         f"wiki:{item.id}" for item in passages(50)
     ]
-
-
-def test_a_corpus_that_is_not_that_of_the_vectors_is_refused(tmp_path: Path) -> None:
-    write_inputs(tmp_path, count=50)
-    lines = (tmp_path / "corpus.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "corpus.jsonl").write_text("".join([*lines[:20], *lines[21:]]))
-    with pytest.raises(
-        InputError, match=r"no passage 'p. 20' after those .*ctx_datasets must name the files"
-    ):
-        all_batches(open_rows(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Rows in memory, data sets of the package datasets and names of its hub give what a file with the same rows
-gives."""
+"""Rows in memory, data sets of ``datasets`` and names of its hub are read as a file with the same rows."""
 
 from __future__ import annotations
 
@@ -18,22 +17,14 @@ from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_sets import open_training_set
 from dpr.training.data_sets import opened_sets
 
+PARAGRAPH = {"context": "p", "qas": [{"question": "a", "id": "1", "answers": []}]}
 ROWS: dict[str, list[dict[str, Any]]] = {
     "columns": [
         {"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"},
         {"query": "b", "positive": "q"},
     ],
     "labels": [{"query": "a", "passage": "p", "label": 1}, {"query": "a", "passage": "n", "label": 0}],
-    "squad": [
-        {
-            "data": [
-                {
-                    "title": "T",
-                    "paragraphs": [{"context": "p", "qas": [{"question": "a", "id": "1", "answers": []}]}],
-                }
-            ]
-        }
-    ],
+    "squad": [{"data": [{"title": "T", "paragraphs": [PARAGRAPH]}]}],
 }
 
 
@@ -85,10 +76,7 @@ def test_data_sets_of_the_package_datasets_are_read(tmp_path: Path) -> None:
         ({"query": "c"}, "row 3: no positive among the keys query"),
         ({"query": "c", "positive": 7}, "row 3: positive is the number 7, expected a string"),
         ({"query": "c", "positive": "p", "score": float("nan")}, "row 3: NaN is not a JSON number"),
-        (
-            {"query": "c", "positive": {"p"}},
-            "row 3: cannot be read (",
-        ),
+        ({"query": "c", "positive": {"p"}}, "row 3: cannot be read ("),
         ("c", "row 3: of type str, expected a dictionary"),
     ],
 )
@@ -164,12 +152,8 @@ def test_sets_are_given_alone_or_in_a_list_with_options_or_without(
     file.write_text(json.dumps(rows[0]))
     assert [source.name for source in opened_sets(str(file), "train")] == ["nq"]
     assert [source.name for source in opened_sets(rows, "train")] == ["train"]
-    assert [source.name for source in opened_sets([rows, file, rows, mine], "train")] == [
-        "train",
-        "nq",
-        "train_2",
-        "data",
-    ]
+    names = [source.name for source in opened_sets([rows, file, rows, mine], "train")]
+    assert names == ["train", "nq", "train_2", "data"]
     splits = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS["columns"]))
     assert [len(source) for source in opened_sets([splits, splits], "train")] == [len(rows)] * 2
     with pytest.raises(InputError, match="row 2: of type str, expected a dictionary"):

@@ -1,5 +1,4 @@
-"""Files as other tools write them are read as those tools read them, whatever holds the records; or the
-message names the keys."""
+"""Files that other tools write are read as those tools read them, or the message names their keys."""
 
 from __future__ import annotations
 
@@ -9,8 +8,6 @@ import io
 import json
 import lzma
 import shlex
-import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,6 @@ from dpr.formats.training_sets import open_training_set
 
 
 def written(path: Path, *records: dict[str, Any]) -> Path:
-    """The records in a file of the kind that its name says."""
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(list(records)), path)
     elif path.suffix == ".json":
@@ -124,11 +120,7 @@ TRAINING = {
     ),
     "sentence-transformers": (
         {"anchor": "q", "positive": "p", "negative_1": "n", "negative_2": "m", "label": [3.0, 1.0, 0.5]},
-        TrainingSample(
-            "q",
-            (Passage("p", teacher_score=3.0),),
-            (Passage("n", teacher_score=1.0), Passage("m", teacher_score=0.5)),
-        ),
+        FLAG_SAMPLE,
     ),
 }
 
@@ -277,19 +269,6 @@ def test_a_table_that_pandas_wrote_keeps_lists_of_passages_apart(tmp_path: Path)
 LINE = b'{"_id": "1", "text": "x"}\n'
 
 
-def archived(kind: str) -> bytes:
-    out = io.BytesIO()
-    if kind == "zip":
-        with zipfile.ZipFile(out, "w") as archive:
-            archive.writestr("c.jsonl", LINE)
-    else:
-        with tarfile.open(fileobj=out, mode="w:gz") as packed:
-            entry = tarfile.TarInfo("c.jsonl")
-            entry.size = len(LINE)
-            packed.addfile(entry, io.BytesIO(LINE))
-    return out.getvalue()
-
-
 def parquet() -> bytes:
     out = io.BytesIO()
     pq.write_table(pa.table({"_id": ["1"], "text": ["x"]}), out)
@@ -297,8 +276,8 @@ def parquet() -> bytes:
 
 
 CONTENTS = {
-    "a zip archive": archived("zip"),
-    "a tar archive": archived("tar"),
+    "a zip archive": b"PK\x03\x04" + bytes(30),
+    "a tar archive": gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar\x0000".ljust(255, b"\0")),
     "compressed by bzip2": bz2.compress(LINE),
     "compressed by xz": lzma.compress(LINE),
     "compressed by zstd": b"\x28\xb5\x2f\xfd\x04\x00",

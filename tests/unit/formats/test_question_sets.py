@@ -196,6 +196,7 @@ def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("1 d1\n", "qrels:1: 2 columns, expected 3"),
+        ("q1 Q0 d1\n", "qrels:1: the grade 'd1' is not an integer"),
         ("1\td1\t1\n1\td1\thigh\n", "qrels:2: the grade 'high' is not an integer"),
         ("q\tc\ts\n1\td1\t1\n", "qrels:1: the grade 's' is not an integer; a header names the columns"),
         ("1 0 d1 1.5\n", "qrels:1: the grade '1.5' is not an integer"),

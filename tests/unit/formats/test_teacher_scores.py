@@ -1,5 +1,4 @@
-"""A teacher's score of each passage is read from every format that has one, kept by the cache, and written
-again."""
+"""A teacher's scores are read from every format that has them, kept by the cache and written again."""
 
 from __future__ import annotations
 
@@ -54,13 +53,8 @@ DPR = {
         {"text": "k", "teacher_score": None},
     ],
 }
-FLAG_EMBEDDING = {
-    "query": "q",
-    "pos": ["p"],
-    "neg": ["n", "m"],
-    "pos_scores": [0.5],
-    "neg_scores": [-2, None],
-}
+FLAG_EMBEDDING = {"query": "q", "pos": ["p"], "neg": ["n", "m"]}
+FLAG_EMBEDDING |= {"pos_scores": [0.5], "neg_scores": [-2, None]}
 TEVATRON = {
     "query": "q",
     "positive_passages": [{"docid": "1", "text": "p", "score": 5.5}],

@@ -1,5 +1,4 @@
-"""A store gives what a reading of the whole file gives, from any row and for any id, and its memory does not
-grow with the file."""
+"""A store returns what reading the whole file returns, from any row and for any id."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ TSV = "".join(
 
 
 def write(path: Path) -> Path:
-    """The same passages in the format of the name, with what readers pass over: a mark of UTF-8, headers,
-    blank lines."""
+    """The same passages in the format of the name, with a byte order mark, headers and blank lines."""
     records = [{"_id": str(number), "text": text, "title": f"T{number}"} for number, text in enumerate(TEXTS)]
     lines = [f"{json.dumps(record)}\n" for record in records]
     content = {

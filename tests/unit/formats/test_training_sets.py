@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -12,21 +11,18 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files import rows as row_readers
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_files.rows import Counts
 from dpr.formats.training_sets import open_training_set
-from tests.helpers.examples import examples
-from tests.helpers.patience import patient
+from tests.unit.formats.test_training_files import QUICK, SOLID, TEXT, lines
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
-SOLID = TEXT.filter(lambda text: bool(text.strip()))
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT, st.none() | TEXT, st.booleans()), max_size=3).map(tuple)
 ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
 SAMPLES = st.lists(
@@ -50,17 +46,7 @@ def record(question: str = "q", **more: Any) -> dict[str, Any]:
     return {"question": question, "positive_ctxs": [{"text": "p"}], **more}
 
 
-def lines(path: Path, *records: Any) -> Path:
-    path.write_text(
-        "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records),
-        encoding="utf-8",
-    )
-    return path
-
-
-@settings(
-    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@QUICK
 @given(samples=SAMPLES, name=st.sampled_from(["x.json", "x.jsonl", "x.json.gz", "x.jsonl.gz"]))
 def test_what_is_written_is_read_back(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, samples: list[TrainingSample], name: str
@@ -71,6 +57,10 @@ def test_what_is_written_is_read_back(
     data = opened(path)
     assert rows(data) == samples
     assert data.counts == Counts(len(samples), len(samples), 0, 0)
+    assert len(pickle.dumps(data)) < 1000
+    for row in (-1, len(samples)):
+        with pytest.raises(IndexError):
+            data[row]
 
 
 def test_written_files_are_what_dpr_reads(tmp_path: Path) -> None:
@@ -102,13 +92,7 @@ TRAPS = [
         "negative_ctxs": None,
         "hard_negative_ctxs": [{"text": "hard", "passage_id": None, "id": "a"}],
     },
-    {
-        "question": "no positives",
-        "answers": [],
-        "positive_ctxs": [],
-        "negative_ctxs": [],
-        "hard_negative_ctxs": [],
-    },
+    {"question": "no positives", "answers": [], "positive_ctxs": [], "hard_negative_ctxs": []},
     {
         "question": "last",
         "answers": ["x", 1989, 2.5],
@@ -142,10 +126,8 @@ def test_dpr_file_with_traps_is_read_as_stated(tmp_path: Path, layout: str) -> N
 
 BAD = [
     ({"positive_ctxs": [{"text": "p"}]}, "question is missing, expected a string"),
-    ({"question": 3, "positive_ctxs": [{"text": "p"}]}, "question is the number 3, expected a string"),
     (record(" \n"), "question is empty"),
     ({"question": "q"}, "positive_ctxs is missing, expected a list"),
-    ({"question": "q", "positive_ctxs": None}, "positive_ctxs is null, expected a list"),
     ({"question": "q", "positive_ctxs": {"text": "p"}}, "positive_ctxs is an object, expected a list"),
     ({"question": "q", "positive_ctxs": ["p"]}, "positive_ctxs[0] is the string 'p', expected an object"),
     (
@@ -156,7 +138,6 @@ BAD = [
     (record(hard_negative_ctxs=[{"text": "h"}, {"text": ""}]), "hard_negative_ctxs[1].text is empty"),
     (record(negative_ctxs="n"), "negative_ctxs is the string 'n', expected a list"),
     (record(negative_ctxs=[{"text": "n", "title": 5}]), "negative_ctxs[0].title is the number 5"),
-    (record(negative_ctxs=[{"text": "n", "id": [1]}]), "negative_ctxs[0].id is a list"),
     (record(negative_ctxs=[{"text": "n", "id": True}]), "negative_ctxs[0].id is the boolean True"),
     (record(answers={"a": 1}), "answers is an object"),
     (record(answers=["a", None]), "answers[1] is null"),
@@ -276,18 +257,18 @@ def test_parsing_happens_once_and_again_when_the_file_changes(
     first = opened(path)
     assert rows(opened(path)) == rows(first)
     assert len(parsed) == 1
-    lines(path, record("two!"))
+    lines(path, record("two"))
     second = opened(path)
     assert len(parsed) == 2
-    assert second[0].question == "two!"
+    assert second[0].question == "two"
     assert first[0].question == "one"  # what is open stays
     assert second.fingerprint != first.fingerprint
-    copied = lines(tmp_path / "copy.jsonl", record("two!"))
+    copied = lines(tmp_path / "copy.jsonl", record("two"))
     assert opened(copied).fingerprint == second.fingerprint
 
 
 def settled(folder: Path) -> None:
-    """Makes files look as if they were written some time ago, so that their hashes are remembered."""
+    """Makes files look old, so that their hashes are remembered."""
     for file in folder.rglob("*"):
         os.utime(file, ns=(10**18, 10**18))
 
@@ -343,18 +324,6 @@ def test_a_cache_folder_in_the_place_of_another_is_built_again(tmp_path: Path) -
     assert opened(second)[0].question == "two"
 
 
-def test_text_that_changes_without_a_sign_is_read_again(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", record("who wrote hamlet"))
-    settled(tmp_path)
-    first = opened(path)
-    opened(path)  # by now its hash is remembered
-    lines(path, record("who wrote macbet"))  # as long as before
-    settled(tmp_path)
-    second = opened(path)
-    assert second[0].question == "who wrote macbet"
-    assert second.fingerprint != first.fingerprint
-
-
 def test_text_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,46 +342,6 @@ def test_text_that_changes_while_it_is_read_is_refused(
     assert [sample.question for sample in rows(opened(path))] == ["one", "six"]
 
 
-def test_set_pickles_small_and_opens_elsewhere(tmp_path: Path) -> None:
-    write_training_set(
-        tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p" * 1000),)) for number in range(200)]
-    )
-    data = opened(tmp_path / "t.json")
-    pickled = pickle.dumps(data)
-    assert len(pickled) < 500
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(data.__getitem__, (150,)) == data[150]
-    assert pickle.loads(pickled)[199] == data[199]
-    for row in (-1, 200):
-        with pytest.raises(IndexError):
-            data[row]
-
-
-def _open_in_process(path: Path, start: Any, out: Any) -> None:
-    start.wait()
-    data = opened(path)
-    out.put((data.fingerprint, len(data)))
-
-
-def test_ranks_that_start_together_build_one_cache(tmp_path: Path) -> None:
-    write_training_set(
-        tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p"),)) for number in range(300)]
-    )
-    context = multiprocessing.get_context("fork")
-    start, out = context.Event(), context.Queue()
-    processes = [
-        context.Process(target=_open_in_process, args=(tmp_path / "t.json", start, out)) for _ in range(4)
-    ]
-    for process in processes:
-        process.start()
-    start.set()
-    results = {out.get(timeout=patient(30)) for _ in processes}
-    for process in processes:
-        process.join()
-    assert len(results) == 1
-    assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
-
-
 def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpr.formats import arrow_files
 
@@ -425,22 +354,3 @@ def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     data = opened(tmp_path / "t.jsonl")
     assert len(data.block_ends()) > 10
     assert rows(data) == samples
-
-
-def test_unwritable_cache_names_the_way_out(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", record())
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="set DPR_CACHE"):
-        open_training_set(path, name="set", cache_dir=tmp_path / "file" / "cache")
-
-
-def test_the_arrow_file_opens_with_datasets_too(tmp_path: Path) -> None:
-    import datasets
-
-    write_training_set(tmp_path / "t.jsonl", [TrainingSample("q", (Passage("p", "t", None, True),))])
-    opened(tmp_path / "t.jsonl")
-    (arrow,) = (tmp_path / "cache").glob("training-*/rows.arrow")
-    (row,) = datasets.Dataset.from_file(str(arrow))
-    assert row["positives"] == [
-        {"text": "p", "title": "t", "id": None, "has_score": True, "teacher_score": None}
-    ]

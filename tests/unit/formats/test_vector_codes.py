@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from dpr.core.errors import ConfigError, InputError
-from dpr.embedding.settings import EmbedConfig
+from dpr.core.errors import InputError
 from dpr.formats.vector_shards import DTYPES, VectorShard, VectorShardWriter, decode, encode, open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.storage.durable import verify_folder
 
 _NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False)
 
@@ -28,7 +26,6 @@ def _pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that can be stored, and what is read of them."""
     arrays, bad, zero = encode(vectors, dtype)
     kept = ~(bad | zero)
     return vectors[kept].astype(np.float64), decode(arrays)[kept].astype(np.float64)
@@ -83,37 +80,10 @@ def test_every_index_searches_what_was_stored(
     assert ExactIndex([shard], block_rows=64).search(queries, 5)[1] == expected
 
 
-def test_codes_are_verified_continued_and_refused_like_numbers(tmp_path: Path) -> None:
-    dtype = "int8"
-    target = _shard(tmp_path / "v_0", dtype)
-    good = {path.name: path.read_bytes() for path in target.iterdir()}
-    assert len(good) == 3 * 5 + 1
-    assert verify_folder(target) == []
-    for name in ("scales-00003.npy", "vectors-00003.npy"):
-        data = bytearray(good[name])
-        data[-1] ^= 1
-        (target / name).write_bytes(data)
-        with pytest.raises(InputError, match=f"{name}: content has changed"):
-            VectorShard(target)
-        again = VectorShardWriter(target, metadata={"model_fingerprint": "m"}, dimension=48, dtype=dtype)
-        assert again.finished_steps() == {0, 1, 2, 4}
-        (target / name).write_bytes(good[name])
-        again.finish()
-    with pytest.raises(InputError, match=f"dtype='{dtype}', this run has 'float32'"):
-        VectorShardWriter(target, metadata={"model_fingerprint": "m"}, dimension=48)
-
-
 def test_vectors_of_all_number_types_are_searched_together(tmp_path: Path) -> None:
     for place, dtype in enumerate(DTYPES):
         _shard(tmp_path / f"v_{dtype}", dtype, start=1000 * place, rows=100)
     assert len(open_shards([tmp_path / "v_*"])) == 3
-
-
-def test_the_setting_takes_what_the_format_knows() -> None:
-    for dtype in DTYPES:
-        EmbedConfig(model_file="m", ctx_src="c", out_file="o", out_dtype=dtype).check()
-    with pytest.raises(ConfigError, match=f"choose one of {', '.join(DTYPES)}"):
-        EmbedConfig(model_file="m", ctx_src="c", out_file="o", out_dtype="int4").check()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from dpr.formats.packed_ids import PackedIds, pack_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.storage import checksums
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, write_manifest
-from dpr.storage.leftovers import temporary_beside
 
 METADATA: dict[str, Any] = {
     "model_fingerprint": "m",
@@ -70,47 +69,6 @@ def test_vectors_written_are_read_back_memory_mapped(tmp_path: Path, dtype: str)
     ]
 
 
-def test_bytes_do_not_depend_on_order_or_interruptions(tmp_path: Path) -> None:
-    shard(tmp_path / "A")
-    for number, chunk in ((1, ["4"]), (0, IDS)):
-        writer(tmp_path / "B").write_chunk(number, chunk, vectors(len(chunk), number))
-    ours = temporary_beside(tmp_path / "B" / "vectors-00002.npy")
-    # of a killed process
-    ours.with_name(ours.name.replace(f"-{os.getpid()}.", "-999999999.")).write_bytes(b"half")
-    writer(tmp_path / "B").finish()
-    files = {path.name: path.read_bytes() for path in (tmp_path / "A").iterdir()}
-    assert files == {path.name: path.read_bytes() for path in (tmp_path / "B").iterdir()}
-
-
-def test_unfinished_shard_keeps_its_good_chunks_only(tmp_path: Path) -> None:
-    made = writer(tmp_path / "X_0")
-    for number in range(4):
-        made.write_chunk(number, [str(number)], vectors(1, number))
-    flip_last_byte(tmp_path / "X_0" / "vectors-00000.npy")
-    (tmp_path / "X_0" / "ids-00001.npy").unlink()
-    (tmp_path / "X_0" / "step-00002.json").write_text("{")
-    again = writer(tmp_path / "X_0")
-    assert again.finished_steps() == {3}
-    with pytest.raises(InputError, match="1 chunks are missing"):
-        again.finish(4)
-    with pytest.raises(InputError, match="unfinished; run the embedding command again"):
-        open_shards([str(tmp_path / "X_*")])
-
-
-def test_damaged_finished_shard_is_refused_then_repaired_by_its_writer(tmp_path: Path) -> None:
-    shard(tmp_path / "X_0")
-    good = {path.name: path.read_bytes() for path in (tmp_path / "X_0").iterdir()}
-    flip_last_byte(tmp_path / "X_0" / "vectors-00001.npy")
-    with pytest.raises(InputError, match="content has changed"):
-        VectorShard(tmp_path / "X_0")
-    again = writer(tmp_path / "X_0")
-    assert not again.is_complete()
-    assert again.finished_steps() == {0}
-    again.write_chunk(1, ["4"], vectors(1, 1))
-    again.finish()
-    assert {path.name: path.read_bytes() for path in (tmp_path / "X_0").iterdir()} == good
-
-
 def test_every_damage_is_refused(tmp_path: Path) -> None:
     original = shard(tmp_path / "good")
     for number, name in enumerate(sorted(path.name for path in original.iterdir())):
@@ -145,31 +103,6 @@ def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
     write_manifest(tmp_path / "X_0", manifest["metadata"] | {name: value}, files=manifest["files"])
     with pytest.raises(InputError, match=r"manifest.json: the manifest is not one of a vector shard"):
         open_shards([tmp_path / "X_*"])
-
-
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_shard_of_another_model_is_not_continued(tmp_path: Path, is_finished: bool) -> None:
-    made = writer(tmp_path / "X_0")
-    made.write_chunk(0, IDS, vectors())
-    if is_finished:
-        made.finish()
-    with pytest.raises(
-        InputError,
-        match=r"finished vectors with model_fingerprint='m', this run has 'n'; choose another out_file",
-    ):
-        writer(tmp_path / "X_0", model_fingerprint="n")
-    with pytest.raises(InputError, match="dtype='float32', this run has 'float16'"):
-        writer(tmp_path / "X_0", dtype="float16")
-
-
-def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "X_0").mkdir()
-    (tmp_path / "X_0" / "thesis.txt").write_text("x")
-    with pytest.raises(InputError, match=r"holds other files \(thesis\.txt\)"):
-        writer(tmp_path / "X_0")
-    (tmp_path / "X_1").write_text("x")
-    with pytest.raises(InputError, match="is a file"):
-        writer(tmp_path / "X_1")
 
 
 @pytest.mark.parametrize(("dtype", "large", "small"), [("float16", 1e6, 1e-9), ("int8", np.inf, 1e-41)])
@@ -267,10 +200,12 @@ def test_paths_that_hold_no_vectors_are_clear_errors(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=r"no manifest\.json"):
         open_shards([tmp_path / "folder"])
+    writer(tmp_path / "X_0").write_chunk(0, IDS, vectors())
+    with pytest.raises(InputError, match="unfinished; run the embedding command again"):
+        open_shards([str(tmp_path / "X_*")])
 
 
 def replaced(folder: Path, name: str, content: bytes) -> Path:
-    """The shard with another file, its manifest made to agree."""
     (folder / name).write_bytes(content)
     metadata = json.loads((folder / MANIFEST).read_text())["metadata"]
     (folder / MANIFEST).unlink()

@@ -12,17 +12,19 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.indexer import exact
-from dpr.indexer.exact import ExactIndex
+from dpr.indexer.exact import ExactIndex, kth_at_least, rounding_error
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, to_rankings
-from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
+from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks, paired_dots
 from tests.helpers.indexes import exact_index
 
 
-def slow_top_k(ids: list[str], vectors: np.ndarray, query: np.ndarray, k: int) -> list[tuple[str, float]]:
-    scores = [
-        float(np.float32(np.sum(query.astype(np.float64) * vector.astype(np.float64)))) for vector in vectors
+def slow_top_k(
+    ids: list[str], vectors: np.ndarray, queries: np.ndarray, k: int
+) -> list[list[tuple[str, float]]]:
+    scores = (queries.astype(np.float64) @ vectors.astype(np.float64).T).astype(np.float32)
+    return [
+        sorted(zip(ids, line, strict=True), key=lambda hit: (-hit[1], hit[0]))[:k] for line in scores.tolist()
     ]
-    return sorted(zip(ids, scores, strict=True), key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
 def corpus_with_ties(
@@ -41,7 +43,7 @@ def test_equals_a_full_sort_with_ties_in_any_blocking(block_rows: int, dimension
     ids, vectors = corpus_with_ties(rng, 203, dimension)
     queries = rng.standard_normal((6, dimension)).astype(np.float32)
     found = to_rankings(exact_index(ids, vectors, block_rows=block_rows).search(queries, 10))
-    expected = [slow_top_k(ids, vectors, query, 10) for query in queries]
+    expected = slow_top_k(ids, vectors, queries, 10)
     assert found == expected
     tied = sum(first[1] == second[1] for ranking in expected for first, second in itertools.pairwise(ranking))
     assert tied > 5, "without ties the tie rule is not tested"
@@ -147,7 +149,7 @@ def test_half_precision_vectors_are_scored_as_stored() -> None:
     vectors = rng.standard_normal((30, 8)).astype(np.float16)
     query = rng.standard_normal((1, 8)).astype(np.float32)
     ids = [str(number) for number in range(30)]
-    assert to_rankings(exact_index(ids, vectors).search(query, 5)) == [slow_top_k(ids, vectors, query[0], 5)]
+    assert to_rankings(exact_index(ids, vectors).search(query, 5)) == slow_top_k(ids, vectors, query, 5)
 
 
 def test_infinity_in_a_query_and_another_dimension_are_refused() -> None:
@@ -165,22 +167,102 @@ def test_prefix_is_added_only_where_it_is_lacking() -> None:
     assert found == [["wiki:1", "wiki:2"]]
 
 
-def test_small_chunks_are_joined_and_large_ones_cut() -> None:
-    sizes = (3, 4, 25, 1, 1, 9)
-    vectors = np.arange(sum(sizes), dtype=np.float32)[:, None]
-    edges = np.cumsum((0, *sizes))
-    sources = [
-        ArraySource(encode_ids([str(row) for row in range(start, stop)]), vectors[start:stop])
-        for start, stop in itertools.pairwise(edges)
-    ]
-    read = list(blocks(sources, 10))
-    assert [len(ids) for ids, _ in read] == [7, 10, 10, 7, 9]
-    assert np.concatenate([block for _, block in read]).tolist() == vectors.tolist()
-    assert [int(name) for ids, _ in read for name in ids] == list(range(sum(sizes)))
-
-
 def test_running_top_k_keeps_longer_ids_whole() -> None:
     best = RunningTopK(1, 2)
     best.add(np.array([0]), np.array([1.0], dtype=np.float32), encode_ids(["a"]))
     best.add(np.array([0]), np.array([2.0], dtype=np.float32), encode_ids(["a-much-longer-id"]))
     assert best.result()[1] == [["a-much-longer-id", "a"]]
+
+
+KINDS = ["float32", "medium"]
+
+
+def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch, "get_float32_matmul_precision", lambda: "medium" if kind == "medium" else "highest"
+    )
+
+
+def ids_of(rankings: list[list[tuple[str, float]]]) -> list[list[str]]:
+    return [[name for name, _ in ranking] for ranking in rankings]
+
+
+@pytest.mark.parametrize("rows", [3, 7, 8, 100, 1001])
+def test_the_bound_of_the_kth_score_is_reached_by_k_and_by_few_more(rows: int) -> None:
+    scores = torch.rand(rows, 5, generator=torch.Generator().manual_seed(0)) + 1
+    bound = kth_at_least(scores, 7)
+    assert ((scores >= bound).sum(dim=0) >= min(7, rows)).all()
+    assert ((scores > bound).sum(dim=0) <= 14).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rounding_bound_holds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(kind, monkeypatch)
+    rng = np.random.default_rng(5)
+    queries, block = (
+        torch.from_numpy(rng.standard_normal((rows, 96)).astype(np.float32)) for rows in (20, 500)
+    )
+    result = torch.empty(500, 20)
+    exact.multiply(block, queries, result)
+    if kind == "medium":
+        result = queries.bfloat16().float().matmul(block.bfloat16().float().T).T
+    off = (result.double() - block.double() @ queries.double().T).abs()
+    error = rounding_error(queries.norm(dim=1), block.norm(dim=1).max(), 96)
+    assert (off <= error).all()
+    assert off.max() > (1e-3 if kind == "medium" else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_that_are_off_by_the_rounding_bound_do_not_change_the_result(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(kind, monkeypatch)
+    rng = np.random.default_rng(64)
+    ids, vectors = corpus_with_ties(rng, 600, 64)
+    queries = rng.standard_normal((4, 64)).astype(np.float32)
+    largest = []
+
+    def disturbed(block: torch.Tensor, queries: torch.Tensor, out: torch.Tensor) -> None:
+        error = rounding_error(queries.norm(dim=1), block.norm(dim=1).max(), 64)
+        noise = (torch.rand(out.shape) * 2 - 1) * 0.99 * error
+        largest.append(float(noise.abs().max()))
+        out.copy_(block.double() @ queries.double().T + noise)
+
+    monkeypatch.setattr(exact, "multiply", disturbed)
+    found = exact_index(ids, vectors, block_rows=200).search(queries, 20)
+    assert max(largest) > (0 if kind == "float32" else 0.1)
+    assert found[1] == ids_of(slow_top_k(ids, vectors, queries, 20))
+
+
+@pytest.mark.parametrize(
+    ("shift", "scale"),
+    [(0.0, 1.0), (200.0, 1.0), (-200.0, 1.0), (0.0, 1e17), (0.0, 1e-6), (0.0, 1e-18), (0.0, 1e-42)],
+    ids=["plain", "all alike", "below zero", "very long", "short", "very short", "subnormal"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_of_any_length_are_found(
+    kind: str, shift: float, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(kind, monkeypatch)
+    rng = np.random.default_rng(16)
+    ids, vectors = corpus_with_ties(rng, 3000, 16)
+    queries = np.abs(rng.standard_normal((5, 16))).astype(np.float32)
+    vectors = ((vectors + np.float32(shift)) * np.float32(scale)).astype(np.float32)
+    index = exact_index(ids, vectors, block_rows=1000)
+    for number in (5, 1, 2):  # the later ones know how long the vectors are
+        found = index.search(queries[:number], 10)
+        assert found[1] == ids_of(slow_top_k(ids, vectors, queries[:number], 10))
+
+
+@pytest.mark.parametrize("dimension", [1, 7, 96, 1000])
+def test_the_score_of_a_pair_does_not_depend_on_what_stands_beside_it(
+    dimension: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    queries, vectors = (rng.standard_normal((rows, dimension)).astype(np.float32) for rows in (9, 50))
+    rows, columns = rng.integers(0, 9, 3000), rng.integers(0, 50, 3000)
+    together = paired_dots(queries, rows, vectors, columns)
+    monkeypatch.setattr("dpr.indexer.vectors._WIDE_VALUES", 3 * dimension)
+    assert paired_dots(queries, rows, vectors, columns).tobytes() == together.tobytes()
+    alone = [paired_dots(queries, rows[[pair]], vectors, columns[[pair]])[0] for pair in range(100)]
+    assert np.array(alone).tobytes() == together[:100].tobytes()

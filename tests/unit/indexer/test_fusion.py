@@ -15,7 +15,6 @@ WORDS = [("c", 12.0), ("d", 9.0), ("a", 4.0)]
 
 
 def fuse_linear(first: Ranking, second: Ranking, **options: Any) -> Ranking:
-    """Of one question."""
     return fuse_lists([first], [second], **options)[0]
 
 
@@ -34,8 +33,7 @@ def test_empty_and_constant_lists_are_defined() -> None:
 
 @pytest.mark.parametrize("k", [1, 5, 100])
 def test_questions_fused_together_are_fused_as_each_alone(k: int) -> None:
-    """Lists of different lengths, with ties within and between the sides; the reference sorts by (score
-    descending, id)."""
+    """The reference sorts by (score descending, id)."""
     rng = random.Random(0)
 
     def ranking() -> Ranking:

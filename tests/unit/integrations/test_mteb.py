@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def task_class(world: World) -> Any:
-    """A retrieval task of mteb over the small corpus; passages have titles."""
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -43,17 +42,13 @@ def task_class(world: World) -> Any:
         )
 
         def load_data(self, **options: Any) -> None:
-            corpus = [
-                {"id": passage.id, "title": passage.title, "text": passage.text} for passage in world.passages
-            ]
+            corpus = [{"id": one.id, "title": one.title, "text": one.text} for one in world.passages]
             queries = [{"id": question.id, "text": question.text} for question in world.questions]
-            grades = {
-                question: dict(listed) for question, listed in read_qrels(world.path("qrels.tsv")).items()
-            }
+            grades = read_qrels(world.path("qrels.tsv"))
             data = {
                 "corpus": Dataset.from_list(corpus),
                 "queries": Dataset.from_list(queries),
-                "relevant_docs": grades,
+                "relevant_docs": {question: dict(listed) for question, listed in grades.items()},
             }
             self.dataset = {"default": {"test": {**data, "top_ranked": None}}}
             self.data_loaded = True
@@ -101,29 +96,23 @@ def test_batches_are_encoded_as_the_model_was_trained(world: World, task_class: 
 
     model, passages = MtebModel(world.model), world.passages[:5]
     joined = [f"{passage.title} {passage.text}" for passage in passages]
-    batch = {
-        "text": joined,
-        "title": [passage.title for passage in passages],
-        "body": [passage.text for passage in passages],
-    }
+    titles, bodies = [one.title for one in passages], [one.text for one in passages]
+    batch = {"text": joined, "title": titles, "body": bodies}
     kind = task_class.metadata
-    found = model.encode(
-        [batch], task_metadata=kind, hf_split="test", hf_subset="default", prompt_type=PromptType.document
-    )
+    of_set = {"hf_split": "test", "hf_subset": "default"}
+    found = model.encode([batch], task_metadata=kind, prompt_type=PromptType.document, **of_set)
     np.testing.assert_allclose(found, world.model.encode_passages(passages), atol=1e-6)
     # not title and body joined
     assert np.abs(found - world.model.encode_passages([Passage(text) for text in joined])).max() > 1e-3
-    questions = [{"text": [question.text]} for question in world.questions]
+    asked = [question.text for question in world.questions]
+    questions = [{"text": [text]} for text in asked]
     found = model.encode(questions, task_metadata=kind, prompt_type=PromptType.query)
-    expected = world.model.encode_questions([question.text for question in world.questions])
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found, world.model.encode_questions(asked), atol=1e-6)
     assert model.similarity(found[:3], found[:4]).shape == (3, 4)
     np.testing.assert_allclose(
         model.similarity_pairwise(found, found), (found * found).sum(axis=1), rtol=1e-6
     )
     instructed = MtebModel(world.model, instruction="ba {instruction} be ")
     found = instructed.encode(questions, task_metadata=kind, prompt_type=PromptType.query)
-    expected = world.model.encode_questions(
-        [f"ba Find the passage be {question.text}" for question in world.questions]
-    )
+    expected = world.model.encode_questions([f"ba Find the passage be {text}" for text in asked])
     np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -1,5 +1,4 @@
-"""How a command that gives work to a cluster ends, with a stand-in for Ray that does the work in this
-process."""
+"""How a command on a cluster ends, with a stand-in for Ray that works in this process."""
 
 from __future__ import annotations
 

@@ -33,11 +33,8 @@ def cased_folder(folder: Path, kind: str, *, static: bool = False) -> Path:
 def trained(folder: Path, **settings: bool) -> BiEncoder:
     """The model that dpr train makes of a folder."""
     config = TrainCommand(device="cpu", **settings)
-    config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = (
-        str(folder),
-        False,
-        24,
-    )
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder), False
+    config.encoder.sequence_length = 24
     config.encoder.pooling = "mean"
     return build_model(config)
 

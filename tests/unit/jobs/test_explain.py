@@ -14,7 +14,6 @@ from dpr.jobs.train import build_model, open_sets
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainCommand
 from dpr.training.data_sets import resolve_training_files
-from tests.helpers.jobs import explain as main
 from tests.helpers.tiny import encoder_folder, make_samples
 from tests.helpers.training import trainer_of
 
@@ -30,11 +29,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainCommand:
     config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(tmp_path / "encoder"), False
     config.encoder.sequence_length = 24
     config.train.batch_size, config.train.num_workers, config.train.num_train_epochs = 4, 0, 3
-    config.train.gradient_accumulation_steps, config.train.other_negatives, config.train.warmup_steps = (
-        2,
-        1,
-        0,
-    )
+    config.train.gradient_accumulation_steps, config.train.other_negatives = 2, 1
+    config.train.warmup_steps = 0
     config.check()
     return config
 
@@ -70,6 +66,7 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCom
         masked = [
             sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()
         ]
+        assert any(masked), "else this proves little"
         lines = re.findall(r"(?m)^    masked    (.+)$", global_batch)
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
 
@@ -106,15 +103,6 @@ def test_a_mixed_global_batch_is_reported_set_by_set_with_its_prefixes(config: E
         assert len(re.findall(r"tokens    \[CLS\] ba ", global_batch)) >= batch.datasets.count(0)
 
 
-def test_some_step_masks_something(config: ExplainCommand) -> None:
-    """Otherwise the lines above would prove little."""
-    texts = []
-    for step in range(1, 7):
-        config.step = step
-        texts.append("\n".join(explain(config)))
-    assert any("which answer it too" in text for text in texts)
-
-
 def test_the_global_batch_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainCommand) -> None:
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
     config.train.max_steps = 1
@@ -124,19 +112,3 @@ def test_the_global_batch_of_the_run_is_taken_and_a_step_too_far_is_refused(conf
     config.step = 19
     with pytest.raises(ConfigError, match="step=19, but the run has 18 steps"):
         list(explain(config))
-
-
-def test_the_command_takes_the_command_line_of_the_run(
-    config: ExplainCommand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [
-        f"train_datasets={tmp_path / 'train.json'}",
-        f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
-        "encoder.sequence_length=24",
-        "train.batch_size=6",
-        "device=cpu",
-    ]
-    assert main([*given, "step=2", "questions=1"]) == 0
-    out = capsys.readouterr().out
-    assert "step 2 of 15" in out and "... 5 more questions" in out
-    assert main(["step=2"]) == 2

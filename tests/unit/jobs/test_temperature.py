@@ -1,17 +1,13 @@
-"""The temperature belongs to the model: what it was trained with is what it is evaluated and trained on
-with."""
+"""The temperature belongs to the model: evaluation and further training use the one it was trained with."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpr import BiEncoder, EncoderSettings
-from dpr.core.errors import CheckpointError
-from dpr.formats import checkpoints, run_folders
 from dpr.jobs.train import build_model, run
 from dpr.training.command_settings import TrainCommand
 from dpr.training.make_loss import settle_temperature
@@ -114,33 +110,3 @@ def test_training_on_starts_from_the_temperature_of_the_model(
     assert model.stored_temperature is not None
     assert float(model.temperature) == pytest.approx(model.stored_temperature, rel=1e-6)
     assert (model.stored_temperature == 0.25) == (kind == "fixed"), "learning moved it"
-
-
-def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: Path, tmp_path: Path) -> None:
-    values = []
-    for name, stops in (("whole", [0]), ("halves", [1, 0])):
-        for stop in stops:
-            train(folder, tmp_path / name, epochs=2, stop=stop, learn_temperature=True)
-        newest = run_folders.checkpoint_folders(tmp_path / name)[0]
-        stored = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
-        values.append(float(stored["log_temperature"].exp()))
-    assert values[0] == values[1] != 0.25
-
-
-def test_a_checkpoint_without_a_temperature_has_1_as_before_and_a_damaged_one_is_refused(
-    folder: Path, trained: dict[str, tuple[Path, float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "check_whole", lambda *_: None)
-    file = run_folders.resolve_checkpoint(trained["fixed"][0]) / checkpoints.SETTINGS_FILE
-    config = config_of(folder)
-    config.model_file, text = str(trained["fixed"][0]), file.read_text()
-    try:
-        for value, found in ((None, 1.0), (2, 2.0)):
-            file.write_text(json.dumps(json.loads(text) | {"temperature": value}))
-            assert float(build_model(config).temperature) == found
-        for wrong in (0, -1.0, "1", True, [1.0]):
-            file.write_text(json.dumps(json.loads(text) | {"temperature": wrong}))
-            with pytest.raises(CheckpointError, match=r"encoder_settings\.json.*temperature is"):
-                build_model(config)
-    finally:
-        file.write_text(text)

@@ -12,11 +12,8 @@ import pytest
 from dpr.core.errors import DprError
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.jobs import train
-from dpr.models.biencoder import BiEncoder
-from dpr.training.bi_encoder_trainer import extensions_of
 from dpr.training.command_settings import TrainCommand
 from dpr.training.settings import TrainNode
-from dpr.training.validations.protocol import Metrics, Validation
 from tests.architecture.source_files import package_sources
 from tests.helpers.tiny import encoder_folder, make_samples
 
@@ -78,15 +75,3 @@ def test_names_and_paths_are_checked_before_data_are_read(
     }
     with pytest.raises(DprError, match=message):
         train.run(config_of(tmp_path, **values))
-
-
-@pytest.mark.parametrize("name", ["eval/nll_loss", "eval/dev/in_batch_acc", "eval/own/mine"])
-def test_metrics_that_a_validation_returns_or_may_return_are_taken(tmp_path: Path, name: str) -> None:
-    validation = ["tests.unit.jobs.test_training:Own"] if "own" in name else None
-    config = config_of(tmp_path, train__best_metric=name, train__validation=validation)
-    extensions_of(config, ["dev"])
-
-
-class Own(Validation):
-    def __call__(self, model: BiEncoder) -> Metrics:
-        return {"eval/own/mine": 1.0}

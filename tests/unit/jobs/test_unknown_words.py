@@ -1,5 +1,4 @@
-"""Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused in a
-sentence."""
+"""Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused."""
 
 from __future__ import annotations
 

@@ -15,10 +15,12 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import IndexTexts
 from dpr.mining import blocks
 from dpr.mining.blocks import run_job
 from dpr.mining.negatives import Mining
-from dpr.mining.search import LexicalSearch, Search
+from dpr.mining.search import DenseSearch, LexicalSearch, Search
 from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
@@ -29,6 +31,12 @@ from tests.helpers.tiny import WORDS, tiny_model
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (LexicalSearch, DenseSearch):
+        monkeypatch.setattr(kind, "block_rows", 7)
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +71,7 @@ def repeating_corpus(count: int = 120) -> list[Passage]:
 
 
 def repeating_samples(count: int = 40) -> list[TrainingSample]:
-    """Questions with one or two positives, some of them not in the corpus, some questions twice with
-    different positives."""
+    """One or two positives each, some outside the corpus; some questions twice with other positives."""
     rng = random.Random(2)
     passages = repeating_corpus()
     samples = []
@@ -92,10 +99,15 @@ def mine(
     keep_within: int = 0,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """By BM25, unless a search is given."""
     searches = [search or LexicalSearch()]
     job = Mining(train, out, searches, corpus, settings=settings, keep_within=keep_within)
     return run_job(job, processes=processes)
+
+
+def bm25_of(passages: list[Passage]) -> Bm25Index:
+    return Bm25Index.build(
+        IndexTexts([str(one.id) for one in passages], [f"{one.title} {one.text}" for one in passages])
+    )
 
 
 def records(file: Path) -> list[dict[str, Any]]:

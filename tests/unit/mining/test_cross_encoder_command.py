@@ -12,7 +12,6 @@ import torch
 from dpr.cli.main import main
 from dpr.core.records import Passage
 from dpr.formats.stored_training_set import TrainingSet
-from dpr.mining import search as searches
 from dpr.models.cross_encoder import CrossEncoder
 from tests.unit.mining.conftest import records
 from tests.unit.models.test_cross_encoder import classifier_folder
@@ -24,30 +23,16 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def negatives(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Question and entry of every negative."""
     return [(row["question"], entry) for row in records(path) for entry in row["hard_negative_ctxs"]]
 
 
 def test_the_command_asks_the_classifier_and_writes_its_scores(
-    tmp_path: Path,
-    train: TrainingSet,
-    corpus_file: Path,
-    model_folder: Path,
-    classifier: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, classifier: Path
 ) -> None:
-    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
-    arguments = [
-        str(tmp_path / "train.jsonl"),
-        f"corpus={corpus_file}",
-        f"model_file={model_folder}",
-        "device=cpu",
-        "per_question=3",
-    ]
-    arguments.append(f"cross_encoder={classifier}")
-
     whole = tmp_path / "whole.jsonl"
-    assert main(["mine", *arguments, f"out={whole}"]) == 0
+    arguments = [f"corpus={corpus_file}", f"model_file={model_folder}", f"cross_encoder={classifier}"]
+    arguments += ["device=cpu", "per_question=3", f"out={whole}"]
+    assert main(["mine", str(tmp_path / "train.jsonl"), *arguments]) == 0
     kept = negatives(whole)
     pairs = [(question, Passage(entry["text"], entry["title"])) for question, entry in kept]
     model = CrossEncoder.load(classifier)

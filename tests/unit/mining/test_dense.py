@@ -1,5 +1,4 @@
-"""Mining with a model: what brute force finds, however often it was interrupted, by however many processes,
-with whatever vectors."""
+"""Mining finds what brute force finds, with vectors of a model or with BM25."""
 
 from __future__ import annotations
 
@@ -21,26 +20,17 @@ from dpr.data.words import words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
 from dpr.formats.stored_training_set import TrainingSet
-from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import SearchResult
-from dpr.indexer.registry import IndexTexts
-from dpr.mining import search as searches
 from dpr.mining.search import DenseSearch, LexicalSearch, Search, dense_search
 from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
-from tests.unit.mining.conftest import mine, records, repeating_corpus, repeating_samples
+from tests.unit.mining.conftest import bm25_of, mine, records, repeating_corpus, repeating_samples
 
 Scores = Callable[[str, list[Passage]], np.ndarray]
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
-
-
 def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in_corpus: bool) -> list[str]:
-    """Ids of the negatives of a question: every passage scored, every filter asked about every passage in the
-    window."""
+    """Ids of the negatives of a question: every passage scored, every filter asked about each."""
     samples, passages = repeating_samples(), repeating_corpus()
     sample = samples[row]
     own = [passage for other in samples if other.question == sample.question for passage in other.positives]
@@ -86,11 +76,7 @@ def dense_scores(model: BiEncoder) -> Scores:
 
 
 def lexical_scores() -> Scores:
-    index = Bm25Index.build(
-        IndexTexts(
-            [str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()]
-        )
-    )
+    index = bm25_of(repeating_corpus())
 
     @cache
     def found(question: str) -> SearchResult:
@@ -132,31 +118,33 @@ def test_negatives_are_those_of_brute_force(
     assert 0 < audit["counts"]["negatives"] == sum(map(len, expected))
 
 
+@pytest.mark.parametrize("way", ["bm25", "dense"])
 def test_entries_carry_score_rank_and_the_model_s_fingerprint(
-    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder, way: str
 ) -> None:
-    audit = mine(
-        train,
-        tmp_path / "out.jsonl",
-        MiningSettings(per_question=3),
-        search=DenseSearch(model),
-        corpus=corpus_file,
-    )
-    passages = {passage.id: passage for passage in repeating_corpus()}
-    score, above = dense_scores(model), 0
+    if way == "bm25":
+        search, score, found_by = LexicalSearch(), lexical_scores(), "bm25"
+    else:
+        search, score, found_by = DenseSearch(model), dense_scores(model), f"dense:{model.fingerprint[:12]}"
+    settings = MiningSettings(per_question=3)
+    audit = mine(train, tmp_path / "out.jsonl", settings, search=search, corpus=corpus_file)
+    passages, above = repeating_corpus(), 0
+    ids = {passage.text: passage.id for passage in passages}
     for sample, record in zip(repeating_samples(), records(tmp_path / "out.jsonl"), strict=True):
-        ranks = np.argsort(-score(sample.question, list(passages.values())), kind="stable")
+        scores = dict(zip(ids.values(), score(sample.question, passages).tolist(), strict=True))
+        ranked = sorted(scores, key=lambda key: (-scores[key], str(key)))
         best = max(score(sample.question, list(sample.positives)))
+        # a positive without an id takes that of the corpus
+        assert [entry.get("passage_id") for entry in record["positive_ctxs"]] == [
+            ids.get(entry["text"]) for entry in record["positive_ctxs"]
+        ]
         for entry in record["hard_negative_ctxs"]:
-            assert entry["mined_by"] == f"dense:{model.fingerprint[:12]}"
-            assert list(passages)[ranks[entry["rank"] - 1]] == entry["passage_id"]
-            assert entry["score"] == pytest.approx(
-                score(sample.question, [passages[entry["passage_id"]]])[0], abs=1e-3
-            )
+            assert entry["mined_by"] == found_by
+            assert ranked[entry["rank"] - 1] == entry["passage_id"]
+            assert entry["score"] == pytest.approx(scores[entry["passage_id"]], abs=1e-3)
             above += entry["score"] > best
-    counts = audit["counts"]
-    assert counts["candidates above the positive"] >= above > 0
-    assert len(audit["examples"]) == 5
+    assert audit["counts"]["candidates above the positive"] >= above * (way == "dense")
+    assert above > 0 and len(audit["examples"]) == 5
 
 
 def embed(model_folder: Path, corpus_file: Path, out: Path, *more: str) -> None:
@@ -172,22 +160,10 @@ def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for shard in (0, 1):
-        embed(
-            model_folder,
-            corpus_file,
-            tmp_path / "vectors",
-            "num_shards=2",
-            f"shard_id={shard}",
-            "chunk_size=13",
-        )
-    basic = [
-        "mine",
-        str(tmp_path / "train.jsonl"),
-        f"model_file={model_folder}",
-        f"corpus={corpus_file}",
-        "device=cpu",
-        "max_relative_score=0.9",
-    ]
+        more = ["num_shards=2", f"shard_id={shard}", "chunk_size=13"]
+        embed(model_folder, corpus_file, tmp_path / "vectors", *more)
+    basic = ["mine", str(tmp_path / "train.jsonl"), f"model_file={model_folder}", f"corpus={corpus_file}"]
+    basic += ["device=cpu", "max_relative_score=0.9"]
     own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
     assert main([*basic, f"out={own}"]) == 0
     with_vectors = [*basic, f"out={given}", f"vectors={tmp_path}/vectors_*"]
@@ -216,7 +192,6 @@ def test_vectors_of_another_model_or_corpus_are_refused(
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:
-    """A Hugging Face folder: the encoder's config and vocabulary with other weights."""
     from transformers import AutoModel, AutoTokenizer, BertConfig
 
     folder = tmp_path / "foreign"

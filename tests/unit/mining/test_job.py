@@ -1,10 +1,12 @@
-"""``dpr mine``: the same file however often it was interrupted and by how many processes, with what BM25 by
-hand finds."""
+"""``dpr mine``: the same file however often it was interrupted and by how many processes."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +14,18 @@ from typing import Any
 import pytest
 
 from dpr.cli.main import main
-from dpr.core.errors import InputError
+from dpr.core.errors import InputError, LostRankError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import IndexTexts
 from dpr.mining import blocks
-from dpr.mining import search as searches
 from dpr.mining.negatives import Mining
+from dpr.mining.search import Found, LexicalSearch, Query
 from dpr.mining.settings import MiningSettings
 from tests.helpers.tiny import WORDS
-from tests.unit.mining.conftest import mine, records
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches.LexicalSearch, "block_rows", 7)
+from tests.unit.mining.conftest import bm25_of, mine, records
 
 
 def corpus(count: int = 80) -> list[Passage]:
@@ -43,49 +38,16 @@ def corpus(count: int = 80) -> list[Passage]:
 
 def samples(count: int = 30) -> list[TrainingSample]:
     rng = random.Random(2)
-    passages = corpus()
     made = []
-    for number in range(count):
-        gold = passages[number]
-        made.append(
-            TrainingSample(
-                " ".join(rng.sample(gold.text.split(), 4)),
-                (Passage(gold.text, gold.title),),
-                answers=(WORDS[number],),
-            )
-        )
+    for gold, answer in zip(corpus()[:count], WORDS, strict=False):
+        question = " ".join(rng.sample(gold.text.split(), 4))
+        made.append(TrainingSample(question, (Passage(gold.text, gold.title),), answers=(answer,)))
     return made
 
 
 def train_set(tmp_path: Path, rows: list[TrainingSample] | None = None) -> TrainingSet:
     write_training_set(tmp_path / "train.jsonl", rows or samples())
     return open_training_set(tmp_path / "train.jsonl", name="train")
-
-
-def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
-    write_passages(tmp_path / "corpus.tsv", corpus())
-    mine(
-        train_set(tmp_path, [replace(sample, answers=()) for sample in samples()]),
-        tmp_path / "out.jsonl",
-        MiningSettings(per_question=3),
-        corpus=tmp_path / "corpus.tsv",
-    )
-    index = Bm25Index.build(
-        IndexTexts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
-    )
-    for number, record in enumerate(records(tmp_path / "out.jsonl")):
-        scores, (found,) = index.search([record["question"]], 100)
-        ranks = {
-            key: (rank, float(score))
-            for rank, (key, score) in enumerate(zip(found, scores[0], strict=False), 1)
-        }
-        # the positive had no id; in the corpus it has one, and takes it
-        assert record["positive_ctxs"][0]["passage_id"] == f"d{number}"
-        mined = record["hard_negative_ctxs"]
-        assert [entry["passage_id"] for entry in mined] == [key for key in found if key != f"d{number}"][:3]
-        for entry in mined:
-            assert (entry["rank"], entry["mined_by"]) == (ranks[entry["passage_id"]][0], "bm25")
-            assert entry["score"] == pytest.approx(ranks[entry["passage_id"]][1], abs=1e-3)
 
 
 def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path) -> None:
@@ -159,12 +121,8 @@ def test_a_corpus_without_the_positives_is_refused_and_missing_ones_are_counted(
     ]
     of_rows = [replace(sample.positives[0], id=f"x{n}") for n, sample in enumerate(rows[:held])]
     write_passages(tmp_path / "corpus.tsv", [*corpus(), *of_rows])
-    arguments = [
-        "mine",
-        str(tmp_path / "train.jsonl"),
-        f"corpus={tmp_path / 'corpus.tsv'}",
-        f"out={tmp_path / 'o'}",
-    ]
+    names = (f"corpus={tmp_path / 'corpus.tsv'}", f"out={tmp_path / 'o'}")
+    arguments = ["mine", str(tmp_path / "train.jsonl"), *names]
     train_set(tmp_path, rows)
     assert main(arguments) == (3 if held == 0 else 0)
     assert f"contains {held} of the 30 positives" in capsys.readouterr().err
@@ -257,9 +215,7 @@ def test_questions_that_do_not_find_their_passage_are_left_out(
     ]
     rows[5] = replace(rows[5], positives=(Passage("elsewhere"), *rows[5].positives))
     train_set(tmp_path, [*rows, replace(rows[0], positives=(Passage("elsewhere"),))])
-    index = Bm25Index.build(
-        IndexTexts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
-    )
+    index = bm25_of(corpus())
     _, found = index.search([row.question for row in rows], keep_within)
     kept = [number for number, keys in enumerate(found) if f"d{number}" in keys]
     assert 0 < len(kept) < len(rows)
@@ -294,3 +250,19 @@ def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCa
     assert "2 of 2 questions have no mined negatives (0 candidates" in caplog.text
     mine(train, tmp_path / "kept.jsonl", MiningSettings(), keep_within=1)
     assert "2 questions left out, since no positive is among the first found" in caplog.text
+
+
+class KillingSearch(LexicalSearch):
+    def find(self, queries: Sequence[Query], depth: int) -> list[Found]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_killed_process_of_several_ends_the_command_with_a_message(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path
+) -> None:
+    given: dict[str, Any] = {"search": KillingSearch(), "corpus": corpus_file, "processes": 2}
+    with pytest.raises(LostRankError, match="rerun the same command"):
+        mine(train, tmp_path / "out.jsonl", MiningSettings(), **given)
+    whole = mine(train, tmp_path / "whole.jsonl", MiningSettings(), corpus=corpus_file)
+    assert mine(train, tmp_path / "out.jsonl", MiningSettings(), corpus=corpus_file, processes=2) == whole

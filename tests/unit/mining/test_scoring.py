@@ -16,31 +16,21 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
-from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import fuse_linear, to_rankings
-from dpr.indexer.registry import IndexTexts
-from dpr.mining import search as searches
 from dpr.mining.blocks import run_job
 from dpr.mining.scoring import Scoring
 from dpr.mining.search import LexicalSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from tests.unit.mining.conftest import records, repeating_corpus, repeating_samples
+from tests.unit.mining.conftest import bm25_of, records, repeating_corpus, repeating_samples
 from tests.unit.models.test_cross_encoder import classifier_folder
 
 LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (searches.LexicalSearch, searches.DenseSearch):
-        monkeypatch.setattr(kind, "block_rows", 7)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Questions with positives, of which some are not in the corpus, and negatives of both kinds from it;
-    some have other scores."""
+    """Questions with positives, some outside the corpus, and negatives; some have other scores."""
     rng, corpus = random.Random(5), repeating_corpus()
     samples = []
     for row, sample in enumerate(repeating_samples()):
@@ -52,7 +42,6 @@ def data(tmp_path: Path) -> Path:
 
 
 def entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Question and entry of every passage."""
     return [(row["question"], entry) for row in records(path) for name in LISTS for entry in row[name]]
 
 
@@ -93,7 +82,7 @@ def test_a_bi_encoder_gives_its_scores(data: Path, model_folder: Path) -> None:
 def test_bm25_gives_its_scores_with_the_words_of_the_corpus(data: Path, corpus_file: Path) -> None:
     found = scored(data, f"corpus={corpus_file}")
     corpus = repeating_corpus()
-    index = Bm25Index.build(IndexTexts([str(p.id) for p in corpus], [f"{p.title} {p.text}" for p in corpus]))
+    index = bm25_of(corpus)
     rows = {passage.text: row for row, passage in enumerate(corpus)}
     outside = [passage.text for _, passage, score in found if score is None]
     assert outside and not {*outside} & {*rows}
@@ -109,17 +98,11 @@ def test_without_a_corpus_every_passage_has_a_score(data: Path) -> None:
 
 
 def test_a_hybrid_gives_what_retrieval_ranks_by(data: Path, corpus_file: Path, model_folder: Path) -> None:
-    found = scored(
-        data,
-        f"corpus={corpus_file}",
-        f"model_file={model_folder}",
-        "device=cpu",
-        "hybrid=linear",
-        "hybrid_weight=0.6",
-    )
+    sides = (f"corpus={corpus_file}", f"model_file={model_folder}", "device=cpu")
+    found = scored(data, *sides, "hybrid=linear", "hybrid_weight=0.6")
     corpus, model = repeating_corpus(), BiEncoder.load(model_folder)
     ids = [str(passage.id) for passage in corpus]
-    index = Bm25Index.build(IndexTexts(ids, [f"{passage.title} {passage.text}" for passage in corpus]))
+    index = bm25_of(corpus)
     vectors = np.asarray(model.encode_passages(corpus))
     expected = []
     for question, passage, _ in found:

@@ -1,5 +1,4 @@
-"""``dpr check-data suspects=``: labels that BM25 and a model both contradict; ``dpr prepare suspects=`` drops
-or relabels them."""
+"""``suspects=``: labels that BM25 and a model both contradict are listed, dropped or relabelled."""
 
 from __future__ import annotations
 
@@ -15,21 +14,13 @@ from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.dpr import write_training_set
 from dpr.formats.training_sets import open_training_set
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.registry import IndexTexts
-from dpr.mining import search as searches
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import WORDS, static_folder, tiny_model
-from tests.unit.mining.conftest import records
+from tests.unit.mining.conftest import bm25_of, records
 
 WRONG, ANSWERED = (3, 11, 17), (5, 20)
 """Rows whose positive is another row's, and rows whose hard negative holds the question's words better than
 the positive does."""
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches.DenseSearch, "block_rows", 7)
 
 
 @pytest.fixture
@@ -59,41 +50,25 @@ LINE = ["check-data", "train.jsonl", "model_file=model", "suspects=suspects.json
 
 def expected(rows: list[dict[str, Any]]) -> list[tuple[float, str, int]]:
     """The definition, over every score of both sides."""
-    texts = list(
-        dict.fromkeys(
-            passage["text"]
-            for row in rows
-            for key in ("positive_ctxs", "hard_negative_ctxs")
-            for passage in row[key]
-        )
-    )
-    model, words = (
-        BiEncoder.load("model"),
-        Bm25Index.build(IndexTexts([str(n) for n in range(len(texts))], [f" {text}" for text in texts])),
-    )
+    lists = ("positive_ctxs", "hard_negative_ctxs")
+    texts = list(dict.fromkeys(one["text"] for row in rows for key in lists for one in row[key]))
+    passages = [Passage(text, id=str(number)) for number, text in enumerate(texts)]
+    model, words = BiEncoder.load("model"), bm25_of(passages)
     asked = [row["question"] for row in rows]
     sides = [
-        np.asarray(model.encode_questions(asked))
-        @ np.asarray(model.encode_passages([Passage(text) for text in texts])).T,
+        np.asarray(model.encode_questions(asked)) @ np.asarray(model.encode_passages(passages)).T,
         np.stack([words._scores(question) for question in asked]),
     ]
     found = []
     for number, row in enumerate(rows):
-        (right,), wrong = (
-            [texts.index(one["text"]) for one in row[key]] for key in ("positive_ctxs", "hard_negative_ctxs")
-        )
+        (right,), wrong = ([texts.index(one["text"]) for one in row[key]] for key in lists)
         score = [max(side[number, right], 0) for side in sides]
         best = [np.delete(side[number], right).max() for side in sides]
         found.append((min(1 - own / top for own, top in zip(score, best, strict=True)), "positive", number))
         for other in wrong:
             rival = [side[number, other] for side in sides]
-            found.append(
-                (
-                    min(1 - own / top if top > 0 else 0 for own, top in zip(score, rival, strict=True)),
-                    "negative",
-                    number,
-                )
-            )
+            doubt = min(1 - own / top if top > 0 else 0 for own, top in zip(score, rival, strict=True))
+            found.append((doubt, "negative", number))
     return sorted(entry for entry in found if entry[0] > 0)[::-1]
 
 

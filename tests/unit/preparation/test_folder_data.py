@@ -1,5 +1,4 @@
-"""A folder becomes passages and questions: nothing of the text is lost, and no held-out question stands in
-what answers it."""
+"""A folder becomes passages and questions; no text is lost, no held-out question stands in its answer."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ from tests.helpers.tiny import sentence, tiny_model
 
 @dataclass(frozen=True)
 class World:
-    """Files: model/, corpus.tsv, vectors_0, vectors_1, questions.jsonl, qrels.tsv (question qN is made of
-    passage pN's words)."""
+    """model/, corpus.tsv, vectors_0, vectors_1, questions.jsonl, qrels.tsv; question qN is words of passage pN."""
 
     folder: Path
     passages: list[Passage]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from dpr.retrieval.hits import QuestionWords
@@ -61,24 +59,6 @@ def test_an_excerpt_is_a_part_of_the_text_and_short(question: str, limit: int) -
         assert len(flat) > limit or shown == flat
         if question == "zebra" and text:
             assert flat.startswith(kept) and kept
-
-
-def test_no_other_stretch_has_more_words_of_the_question() -> None:
-    rng = random.Random(0)
-    wanted = ["ant", "bee", "cow", "dog"]
-    question = QuestionWords(" ".join(wanted))
-    for _ in range(100):
-        words = [rng.choice(wanted) if rng.random() < 0.15 else "x" * rng.randint(1, 9) for _ in range(60)]
-        text, limit = " ".join(words), rng.randint(20, 80)
-        parts = [
-            words[first:last]
-            for first in range(60)
-            for last in range(first, 61)
-            if len(" ".join(words[first:last])) <= limit
-        ]
-        assert len(set(question.excerpt(text, limit)[1::2])) == max(
-            len(set(part) & set(wanted)) for part in parts
-        )
 
 
 def test_a_huge_passage_is_read_in_part() -> None:

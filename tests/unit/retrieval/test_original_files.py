@@ -1,5 +1,4 @@
-"""An original checkpoint and original embedding files, from the command line to the results: embed, retrieve,
-search."""
+"""An original checkpoint and original embedding files in embed, retrieve and search."""
 
 from __future__ import annotations
 
@@ -66,17 +65,3 @@ def test_files_give_the_hits_that_embedding_again_gives(
         np.testing.assert_allclose(scores, expected, atol=1e-4)
     found = Retriever.open(tmp_path).search(world.questions[0].text, 5)
     assert [hit.passage.id for hit in found] == first[0]
-
-
-def test_vectors_of_another_width_and_doubled_ids_are_refused(
-    world: World, originals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = [f"model_file={originals / 'x.cp'}", f"encoder.pretrained_model_cfg={originals / 'bert'}"]
-    ask = [*model, f"qa_dataset={world.path('questions.jsonl')}", "match=none", "n_docs=5"]
-    (tmp_path / "narrow").write_bytes(pickle.dumps([("p000", np.zeros(3, dtype=np.float32))]))
-    assert retrieve([*ask, f"encoded_ctx_files=[{tmp_path / 'narrow'}]"]) == 3
-    assert "vectors of 3 dimensions, expected the 16 of" in capsys.readouterr().err
-    assert retrieve([*ask, f"encoded_ctx_files=[{originals / 'wiki_0'},{tmp_path / 'copy'}]"]) == 3
-    (tmp_path / "copy").write_bytes((originals / "wiki_0").read_bytes())
-    assert retrieve([*ask, f"encoded_ctx_files=[{originals / 'wiki_0'},{tmp_path / 'copy'}]"]) == 3
-    assert "occurs twice" in capsys.readouterr().err

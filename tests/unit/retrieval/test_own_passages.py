@@ -1,5 +1,4 @@
-"""Questions that are passages of the corpus are named, and left out among their own hits where that is asked
-for."""
+"""Questions that are passages of the corpus are named, and left out among their own hits on request."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ TEXTS = [f"The {name} of the {side} are old" for side in ("north", "south") for 
 
 
 def beir_set(folder: Path, *, key: str, text: str) -> Path:
-    """Every question asks for the other passage about its subject; question 3 is called ``key`` and reads
-    ``text``."""
+    """Every question asks for the other passage about its subject; number 3 is ``key`` and reads ``text``."""
     (folder / "qrels").mkdir(parents=True)
     passages = [json.dumps({"_id": f"d{row}", "text": each}) + "\n" for row, each in enumerate(TEXTS)]
     (folder / "corpus.jsonl").write_text("".join(passages))

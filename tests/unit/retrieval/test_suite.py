@@ -28,8 +28,7 @@ from tests.unit.retrieval.conftest import World
 
 @pytest.fixture(scope="module")
 def beir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two test sets, ``first`` with 12 questions over 60 passages and ``second`` with 8 over 40, and a folder
-    that is none."""
+    """Test sets ``first`` (12 questions, 60 passages) and ``second`` (8 over 40), and a folder that is none."""
     folder = tmp_path_factory.mktemp("beir")
     for name, passages, questions in (
         ("second", world.passages[:40], world.questions[:8]),
@@ -66,8 +65,7 @@ def evaluated(world: World, beir: Path, tmp_path_factory: pytest.TempPathFactory
 def test_one_command_evaluates_a_run(
     world: World, beir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder in BEIR's layout, a folder of dpr prepare and a file of training data; vectors are kept
-    beside the run."""
+    """A folder in BEIR's layout, one of dpr prepare, a file of training data; vectors are kept beside the run."""
     run = tmp_path / "run"
     Retriever.build(world.folder / "model", world.passages[:5], folder=run)
     assert main([f"run={run}", f"set={beir / 'first'}", "no_cuda=true", "n_docs=20"]) == 0
@@ -107,8 +105,6 @@ def test_one_command_evaluates_a_run(
 def test_questions_with_answers_need_no_judgements(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Right is a passage whose text has an answer; a question without one does not count. Sets with
-    judgements have other metrics."""
     folder = tmp_path / "sets" / "answers"
     folder.mkdir(parents=True)
     write_passages(folder / "corpus.tsv", world.passages)
@@ -136,11 +132,8 @@ def test_questions_with_answers_need_no_judgements(
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_every_system_has_the_metrics_of_dpr_retrieve(
@@ -262,18 +255,6 @@ def test_another_model_or_changed_data_are_refused_unless_overwritten(
     assert files_of(fresh) == expected, "vectors of the first evaluation serve the second"
 
 
-def test_words_alone_need_no_model(
-    beir: Path, evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([f"suite={beir / 'first'}", f"output_dir={tmp_path / 'out'}", "n_docs=20"]) == 0
-    assert read_metrics(tmp_path / "out" / "first" / "bm25.json") == read_metrics(
-        evaluated / "first" / "bm25.json"
-    )
-    assert capsys.readouterr().out.splitlines()[2].startswith("first, bm25  0.")
-    assert main([f"suite={beir / 'first'}", f"output_dir={tmp_path / 'out'}", "systems=[dense]"]) == 2
-    assert "model_file is not set" in capsys.readouterr().err
-
-
 def test_a_yaml_lists_sets_with_splits_and_prefixes(
     world: World, beir: Path, evaluated: Path, tmp_path: Path
 ) -> None:
@@ -294,25 +275,14 @@ def test_a_yaml_lists_sets_with_splits_and_prefixes(
 @pytest.mark.parametrize(
     ("text", "error", "found"),
     [
-        ("sets: [a", InputError, "suite.yaml:1: not YAML"),
         ("a: 1", InputError, "no sets"),
         ("sets: {a: {folder: data, splits: dev}}", ConfigError, "sets.a.splits; did you mean split"),
         ("sets: {a: {folder: data, split: 3}}", ConfigError, "sets.a.split=3 is not a text"),
-        (
-            "sets: {a: {folder: data, split: dev}}",
-            InputError,
-            "a: no qrels, .* it has the splits test, choose with split=NAME",
-        ),
-        ("sets: {a: {split: test}}", InputError, "a: no such folder"),
+        ("sets: {a: {folder: data, split: dev}}", InputError, "a: no qrels, .* it has the splits test"),
         ("sets: {a: nowhere}", InputError, "a: no such folder"),
         ("sets: {cache: data}", InputError, "cannot be called cache"),
         ("sets: {../a: data}", InputError, "cannot be that of a folder"),
-        ("sets: [data]", InputError, "no sets"),
-        (
-            "sets:\n  a: data\n  b: data\n  a: {folder: data}",
-            InputError,
-            "suite.yaml:4: not YAML: the key 'a' is also in line 2",
-        ),
+        ("sets:\n  a: data\n  a: {folder: data}", InputError, "suite.yaml:3: not YAML: the key 'a' is also"),
         ("sets: !!python/object/apply:os.getcwd []", InputError, "not YAML"),
     ],
 )
@@ -330,8 +300,7 @@ def test_a_suite_that_cannot_be_read_says_why(
 
 
 def foreign_run(folder: Path) -> tuple[Path, Path]:
-    """A run of another program: ties, scores that float32 makes equal, ranks that say something else, more
-    and fewer questions."""
+    """Has ties, scores that float32 makes equal, ranks that say something else, more and fewer questions."""
     rng = random.Random(0)
     passages = [f"d{number}" for number in range(300)]
     lines, grades = [], []
@@ -396,6 +365,7 @@ def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.Capture
         (["run=r"], 2, "neither set nor run_file"),
         (["run=r", "run_file=x", "qrels=q"], 2, "run and run_file are mutually exclusive"),
         ([f"run_file={run_file}"], 2, "qrels is not set"),
+        (["suite=s", "output_dir=o", "systems=[dense]"], 2, "model_file is not set"),
         ([f"run_file={run_file}", f"qrels={tmp_path / 'others.txt'}"], 3, others),
     ):
         assert main(given) == code

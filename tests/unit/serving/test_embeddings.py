@@ -17,16 +17,12 @@ from tests.helpers.serving import Gate, asked_together, listening, served
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
-
 TEXTS = ["ka lo mi", "a longer text of ka lo, mi and nu " * 6, "nu"]
 
 
 @pytest.fixture(scope="module")
 def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, BiEncoder]:
-    """``two``: towers of their own; ``one``: a shared tower; ``prompted``: a shared tower with prompts,
-    vectors of any length."""
+    """``two``: towers of their own; ``one``: a shared tower; ``prompted``: a shared tower with prompts."""
     folder = tmp_path_factory.mktemp("models")
     prompts = {"query_prompt": "ka: ", "prompts": {"fact": "nu: "}, "normalize": False}
     shared = {

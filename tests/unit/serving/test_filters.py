@@ -1,5 +1,4 @@
-"""A filtered search is the whole search with the other passages left out: same scores, whatever share is
-left."""
+"""A filtered search is the whole search with the other passages left out: the same scores."""
 
 from __future__ import annotations
 
@@ -17,38 +16,16 @@ from dpr.core.records import Passage
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import encode_ids, is_among, to_rankings
-from dpr.indexer.registry import IndexTexts
+from dpr.indexer.ranking import encode_ids, is_among
 from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.search_json import SearchSettings
-from tests.helpers.indexes import exact_index
 from tests.helpers.serving import Gate, asked_together, served
 from tests.unit.retrieval.conftest import World
-
-IDS = [f"p{number:03d}" for number in range(40)]
-
-
-@pytest.mark.parametrize("share", [1, 2, 13, 39])
-def test_a_part_is_searched_as_the_whole_with_the_rest_left_out(share: int) -> None:
-    rng = np.random.default_rng(share)
-    queries = rng.standard_normal((5, 8)).astype(np.float32)
-    chosen = sorted(rng.choice(IDS, share, replace=False))
-    words = [" ".join(rng.choice(["ka", "no", "vi", "po"], 3)) for _ in IDS]
-    for index, asked in (
-        (exact_index(IDS, rng.standard_normal((40, 8)).astype(np.float32), block_rows=7), queries),
-        (Bm25Index.build(IndexTexts(IDS, words)), ["ka no", "vi"]),
-    ):
-        whole = to_rankings(index.search(asked, len(IDS)))
-        part = to_rankings(index.among(encode_ids(chosen)).search(asked, 6))
-        assert part == [[hit for hit in ranking if hit[0] in chosen][:6] for ranking in whole]
-        assert to_rankings(index.search(asked, len(IDS))) == whole, "the index itself is as before"
 
 
 @pytest.fixture(scope="module")
 def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A corpus of JSON lines whose passages have a section and, half of them, a year; searched by vectors
-    through an approximate index."""
+    """Passages with a section and, half of them, a year, searched through an approximate index."""
     folder = tmp_path_factory.mktemp("filters") / "run"
     shutil.copytree(run_folder, folder)
     (folder / "corpus.jsonl").write_text(

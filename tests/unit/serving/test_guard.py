@@ -5,14 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.patience import patient
 from tests.helpers.serving import listening, served
-
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 
 def sent(address: str, text: bytes) -> bytes:
@@ -51,13 +45,3 @@ def test_a_page_of_another_address_cannot_make_it_work(run_folder: Path) -> None
             assert client.get("/", headers=other).status_code == 200
             assert client.get("/info", headers=other | {"sec-fetch-dest": "document"}).status_code == 200
         assert client.get("/info", headers={"sec-fetch-site": "same-origin"}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example", False)],
-)
-def test_which_addresses_only_this_machine_reaches(host: str, expected: bool) -> None:
-    from dpr.serving.settings import is_loopback
-
-    assert is_loopback(host) == expected

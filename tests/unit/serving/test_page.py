@@ -1,5 +1,4 @@
-"""The page of a service in a real browser: a question is typed, two ways of searching are compared, and no
-text becomes markup."""
+"""The page of a service in a real browser: two ways of searching are compared, no text becomes markup."""
 
 from __future__ import annotations
 
@@ -18,13 +17,9 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
+from tests.helpers.page import ask, choose, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
 from tests.unit.retrieval.conftest import World
-
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
-pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 HOSTILE = [
     "<script>document.title = 'taken'; fetch('https://evil.example/')</script>",
@@ -104,14 +99,6 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
     assert all(url.startswith(address) for url in page.requested)
 
 
-def test_a_question_of_something_else_is_said_to_have_no_answer_here(page: Browser, world: World) -> None:
-    said = "document.querySelector('#hits-left').textContent.startsWith('Nothing here seems to answer this')"
-    ask(page, f"which zebra ate the unicorn {world.passages[7].text.split()[0]}")
-    assert page.look(said)
-    ask(page, world.questions[3].text)
-    assert not page.look(said)
-
-
 def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: World) -> None:
     approximate = {"exact": False, "recall": {"values": {"recall@10": 0.9375}}}
     script = (
@@ -129,41 +116,6 @@ def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: 
         assert text_of(page, "#time-left").startswith("approximate, ")
     finally:
         page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
-
-
-def test_the_keyboard_is_enough(page: Browser, world: World) -> None:
-    ask(page, world.questions[5].text)
-    reached = set()
-    for _ in range(60):
-        page.press("Tab")
-        reached.add(page.look("document.activeElement.id || document.activeElement.className"))
-        if page.look("document.activeElement.className") == "more":
-            page.press("Enter")
-            assert page.look("document.activeElement.parentElement.open")
-            break
-    assert {"left", "right", "k", "more"} <= reached
-    assert page.problems == []
-
-
-def test_a_slow_search_says_that_it_is_under_way_and_small_facts_are_small(
-    page: Browser, world: World
-) -> None:
-    script = (
-        "const real = fetch; window.fetch = async (path, options) => { await window.gate; return real(path,"
-        " options); };"
-    )
-    page.look(f"{script} window.gate = new Promise((open) => (window.opened = open)); 0")
-    page.look("document.querySelector('#question').select()")
-    page.type(world.questions[3].text)
-    page.press("Enter")
-    page.wait("document.querySelector('#status').textContent == 'Searching ...'")
-    page.look("window.opened(); 0")
-    page.wait(
-        "document.querySelector('#status').textContent.includes('in both columns') &&"
-        " !document.querySelector('.stale')"
-    )
-    size = "parseFloat(getComputedStyle(document.querySelector({})).fontSize)".format
-    assert page.look(size("'.facts .words'")) < 0.8 * page.look(size("'.hit .text'"))
 
 
 def test_no_text_becomes_markup(page: Browser, address: str) -> None:
@@ -211,31 +163,6 @@ def test_only_addresses_of_the_web_become_links(page: Browser) -> None:
     assert page.look(
         "[...document.querySelectorAll('.hit a')].map(link => [link.href, link.textContent])"
     ) == [["http://user@x.org:8/a", "x.org"]]
-
-
-@pytest.mark.parametrize("is_dark", [False, True])
-def test_every_width_is_readable(page: Browser, world: World, is_dark: bool) -> None:
-    ask(page, world.questions[2].text)
-    for width in (320, 390, 800, 1600):
-        page.size(width, is_dark=is_dark)
-        assert page.look("document.documentElement.scrollWidth") <= width
-        assert page.look("document.querySelector('#question').getBoundingClientRect().width") > 150
-        seen = [
-            page.look(f"document.querySelector('#hits-{column}').getBoundingClientRect().width > 250")
-            for column in ("left", "right")
-        ]
-        assert seen == [True, width > 720]
-    page.size(390)
-    page.click("#show-right")
-    assert page.look("document.querySelector('#hits-right').getBoundingClientRect().width > 250")
-    page.click("#show-left")
-    page.size(1200, is_dark=is_dark)
-    behind = dict.fromkeys((".text", ".facts", ".shift", ".more", ".rank"), ".hit")
-    behind |= {selector: selector for selector in (".hit mark", "#form button", "#question")}
-    behind |= dict.fromkeys(("#status", "h2 small", "label"), "body")
-    for selector, ground in behind.items():
-        assert contrast(page, selector, ground) >= 4.5, selector
-    assert page.look("getComputedStyle(document.body).backgroundColor").startswith("rgb(2") != is_dark
 
 
 def test_what_is_refused_is_said(page: Browser, run_folder: Path) -> None:

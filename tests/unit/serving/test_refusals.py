@@ -15,7 +15,6 @@ from tests.helpers.serving import Gate, asked_together, served, wait_until
 from tests.unit.retrieval.conftest import World
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 JSON = {"content-type": "application/json"}
 
@@ -28,11 +27,8 @@ def client(run_folder: Path) -> Iterator[Any]:
 
 BAD_BODIES = [
     ("{", "not JSON"),
-    ("", "not JSON"),
-    ("[]", "the body"),
     ("[" * 1500, "recursion limit"),
     ('{"queries": ["a"], "k": NaN}', "k: "),
-    ('{"queries": "ka"}', "queries"),
     ('{"queries": [1]}', "queries.0"),
     ('{"queries": ["ka"], "k": 0}', "k: "),
     ('{"queries": ["ka"], "k": 1001}', "k: input should be less than or equal to 1000"),
@@ -44,7 +40,6 @@ BAD_BODIES = [
         '{"queries": [' + ", ".join(['"ka"'] * 11) + '], "k": 1000, "explain": true}',
         "110000 passages in all, where each explained one counts as 10, expected at most 100000",
     ),
-    ('{"queries": ["ka"], "k": true}', "k: "),
     ('{"queries": ["ka"], "top": 3}', "top is not known"),
     ('{"queries": [" "]}', "empty"),
     ('{"queries": ["\\ud800"]}', "hex escape"),
@@ -90,13 +85,10 @@ def test_what_is_not_there_is_404_and_says_what_is(client: Any) -> None:
     assert (refused.status_code, refused.json()) == (405, {"error": "GET is not allowed here"})
 
 
-def test_sizes_and_names_are_checked(client: Any) -> None:
+def test_sizes_are_checked(client: Any) -> None:
     assert client.post("/search", content=b" " * (8 * 2**20 + 1), headers=JSON).status_code == 413
     pieces = (b" " * 2**18 for _ in range(33))  # of unstated length
     assert client.post("/search", content=pieces, headers=JSON).status_code == 413
-    # A page of another site whose name points to this machine.
-    assert client.get("/info", headers={"host": "evil.example"}).status_code == 421
-    assert client.get("/info", headers={"host": "[::1]:8080"}).status_code == 200
 
 
 def test_a_token_is_asked_for_everywhere_but_at_health_and_page(run_folder: Path) -> None:

@@ -17,9 +17,6 @@ from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
 
-pytest.importorskip("fastapi", reason="the extra serve is not installed")
-pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
-
 
 @pytest.fixture(scope="module")
 def client(run_folder: Path) -> Iterator[Any]:

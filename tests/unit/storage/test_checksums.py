@@ -14,8 +14,7 @@ from dpr.storage.checksums import content_sha256
 
 @pytest.fixture
 def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files whose content was read; files count as settled at once, and the cache folder is of
-    this test alone."""
+    """Names of the files that were read; every file counts as settled."""
     real, seen = hashlib.file_digest, []
 
     def counted(file: Any, kind: str) -> Any:

@@ -1,5 +1,4 @@
-"""A link where the name of a lock, a log, a temporary or an unfinished file can be foreseen: what it points
-to is never written."""
+"""A link in the place of a lock, a log or a temporary file is never followed."""
 
 from __future__ import annotations
 
@@ -63,8 +62,6 @@ def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(
     make = {
         "soft": lambda: place.symlink_to(precious),
         "dangling": lambda: place.symlink_to(precious.with_name("new")),
-    }
-    make |= {
         "hard": lambda: place.hardlink_to(precious),
         "pipe": lambda: os.mkfifo(place),
         "folder": place.mkdir,

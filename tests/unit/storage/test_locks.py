@@ -1,5 +1,4 @@
-"""One run to a folder: who holds it, and when it is given back. What several processes do to each other is in
-tests/faults."""
+"""Who holds the lock of a folder, and when it is released; tests/faults has several processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Outputs: a place that cannot be written is refused before the work, and the same command knows what it has
-made."""
+"""A place that cannot be written is refused before the work; finished outputs are recognised."""
 
 from __future__ import annotations
 
@@ -108,14 +107,8 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path, folder: bool)
     (tmp_path / "file").write_text("x")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    places = [
-        Path("/"),
-        tmp_path / "file" / "out",
-        tmp_path / "file" / "deep" / "out",
-        closed / "out",
-        closed / "deep" / "out",
-    ]
-    places += [tmp_path / ("x" * 300), tmp_path / "a\0b", tmp_path / "file" if folder else closed]
+    places = [parent / name for parent in (tmp_path / "file", closed) for name in ("out", "deep/out")]
+    places += [tmp_path / ("x" * 300), tmp_path / "a\0b", tmp_path / "file" if folder else closed, Path("/")]
     with bound_by_permissions(tmp_path):
         for place in places:
             with pytest.raises(OutputError, match="cannot be written") as caught:
@@ -155,12 +148,11 @@ def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
     file = tmp_path / "file"
     file.write_text("content")
     os.utime(file, (1e9, 1e9))
-    for name in ("contents",):
-        (cache / name).mkdir()
-        for age in (1, 61):
-            (cache / name / f"of {age} days").touch()
-            os.utime(cache / name / f"of {age} days", (then := time.time() - age * 86_400 - 60, then))
-        (cache / name / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
+    (cache / "contents").mkdir()
+    for age in (1, 61):
+        (cache / "contents" / f"of {age} days").touch()
+        os.utime(cache / "contents" / f"of {age} days", (then := time.time() - age * 86_400 - 60, then))
+    (cache / "contents" / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
     with alone_with(cache / "held.lock"):
         ensure_built(cache / "new", lambda folder: folder.mkdir())
         assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["held.lock", "of 1 days"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ def test_a_claim_or_a_proof_of_another_shape_is_refused_or_no_proof(tmp_path: Pa
 
 
 class Parts(Steps):
-    """Steps of two files each."""
-
     def do(self, number: int) -> None:
         names = (f"{name}-{number}" for name in "ab")
         self.write_step(number, {name: lambda out, text=name: out.write(text.encode()) for name in names})
@@ -49,8 +46,7 @@ def all_steps(folder: Path) -> None:
 
 
 def dies_at(last: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lets the process die before its operation number ``last`` on the disk; returns the list of those it
-    did."""
+    """Raises in place of operation number ``last`` on the disk; returns the operations before it."""
     done: list[str] = []
 
     def counted(name: str, real: Any) -> Any:
@@ -96,32 +92,6 @@ def test_steps_all_steps_are_written_again_where_they_are_damaged(tmp_path: Path
     (tmp_path / "b-1").unlink()
     (tmp_path / "step-00002.json").write_text("{")
     assert Parts(tmp_path, MADE_OF).finished_steps() == {3}
-
-
-def test_two_processes_write_one_folder(tmp_path: Path) -> None:
-    all_steps(tmp_path / "whole")
-    first, second = Parts(tmp_path / "x", MADE_OF), Parts(tmp_path / "x", MADE_OF)
-    (tmp_path / "x" / ".tmp-b-2-1.1@another").touch()
-    with ThreadPoolExecutor(2) as global_batch:
-        list(global_batch.map(lambda task: task[0].do(task[1]), [(first, 0), (second, 1)]))
-    (tmp_path / "x" / ".tmp-b-2-1.1@another").unlink()
-    assert first.finished_steps() == second.finished_steps() == {0, 1}
-    first.do_rest()
-    assert second.is_complete()
-    assert {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
-    }
-
-
-def test_a_finished_folder_that_is_damaged_is_opened_again_and_keeps_its_good_steps(tmp_path: Path) -> None:
-    all_steps(tmp_path)
-    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    (tmp_path / "b-1").write_text("b")
-    parts = Parts(tmp_path, MADE_OF)
-    parts.reopen()
-    assert not parts.is_complete() and parts.finished_steps() == {0, 2}
-    parts.do_rest()
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
 
 @pytest.mark.parametrize("is_finished", [False, True])

@@ -1,5 +1,4 @@
-"""JSON of others is read as far as it is nested like JSON that people write, whatever the interpreter's
-recursion limit."""
+"""JSON that is nested too deeply is refused, whatever the interpreter's recursion limit."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError
-from dpr.formats.original.checkpoints import read_dpr_checkpoint, write_dpr_checkpoint
+from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.inert_pickle import StructureReader
 from tests.helpers.original import flat_params, nested_params, original_extras, write_original
 
@@ -48,22 +48,6 @@ def test_weights_and_settings_are_read_bit_for_bit(tmp_path: Path, params: Param
     )
     assert (read.pretrained_model_cfg, read.do_lower_case, read.sequence_length) == ("bert-tiny", True, 24)
     assert read.settings["projection_dim"] == 3
-
-
-def test_what_is_written_is_plain_and_comes_back(tmp_path: Path) -> None:
-    weights = some_weights()
-    write_dpr_checkpoint(tmp_path / "x.cp", weights, flat_params("bert-tiny"))
-    loaded = torch.load(tmp_path / "x.cp", weights_only=True)
-    assert set(loaded) == {
-        "model_dict",
-        "optimizer_dict",
-        "scheduler_dict",
-        "offset",
-        "epoch",
-        "encoder_params",
-    }
-    read = read_dpr_checkpoint(tmp_path / "x.cp")
-    assert all(torch.equal(read.weights[name], tensor) for name, tensor in weights.items())
 
 
 class Calls:
@@ -114,7 +98,6 @@ def packed(
     data: bytes = b"",
     compression: int = zipfile.ZIP_STORED,
 ) -> Path:
-    """The container of torch.save around any pickle."""
     file = folder / "evil.cp"
     if as_zip:
         with zipfile.ZipFile(file, "w", compression) as archive:
@@ -202,7 +185,6 @@ def test_deep_nesting_and_cycles_do_no_harm(tmp_path: Path) -> None:
 def tensor_stream(
     *, offset: int = 0, shape: tuple[int, ...] = (2,), stride: tuple[int, ...] = (1,), count: int = 2
 ) -> bytes:
-    """A checkpoint with one tensor of the given claims."""
 
     def number(value: int) -> bytes:
         return b"\x8a\x08" + struct.pack("<q", value)
@@ -283,15 +265,6 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "x.cp")
     with pytest.raises(CheckpointError, match="has no model_dict"):
         read_dpr_checkpoint(tmp_path / "x.cp")
-
-
-def test_what_a_run_under_hydra_writes_is_read(tmp_path: Path) -> None:
-    """OmegaConf's resolver cache has tuples of texts as keys."""
-    params = nested_params("bert-tiny")
-    assert ("%Y-%m-%d",) in params["encoder"]._get_parent()._metadata.resolver_cache["now"]
-    for as_zip in (True, False):
-        read = read_dpr_checkpoint(write_original(tmp_path / "x.cp", some_weights(), params, as_zip=as_zip))
-        assert (read.pretrained_model_cfg, read.settings["dropout"]) == ("bert-tiny", 0.1)
 
 
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "sequence"])

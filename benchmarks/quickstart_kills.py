@@ -1,7 +1,7 @@
 """A small transformer, trained twice: once undisturbed, once killed many times at random moments and started
 again by the same command.
 
-    python -m tests.faults.quickstart_kills runs/quickstart [--kills 20] [--steps 40] [--seed 0]
+    python -m benchmarks.quickstart_kills runs/quickstart [--kills 20] [--steps 40] [--seed 0]
 
 The folder is that of examples/quickstart, whose data and vocabulary are used; the settings are
 ``encoder=quickstart train=quickstart``. Prints what the kills met, whether the weights are equal, and what saving
