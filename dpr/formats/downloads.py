@@ -38,7 +38,7 @@ def download(
     attempts: int = 5,
     pause_s: float = 2.0,
 ) -> bool:
-    """Fetches ``url`` as the file ``target``. Returns False if the file exists already; it is then compared
+    """Fetches ``url`` as the file ``target``. Returns False if the file already exists; it is then compared
     with ``sha256`` if that is given.
 
     Raises:

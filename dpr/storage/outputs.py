@@ -94,7 +94,7 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
             raise InputError("is a folder that this toolkit did not write", file=target, hint=hint)
         return False
     stated: Any = None
-    found = "exists already"
+    found = "already exists"
     try:
         stated = read_manifest(target)["metadata"].get("made_of") if is_folder else read_note(target)[1]
     except InputError as error:

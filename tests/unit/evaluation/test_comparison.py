@@ -150,7 +150,7 @@ def test_runs_over_other_judged_questions_are_not_compared(tmp_path: Path) -> No
     first = full_report(tmp_path, "first", {"mrr@10": [0.5, 1.0, 0.0]})
     with pytest.raises(InputError, match="of question 'q2' is only in first"):
         main([first, full_report(tmp_path, "fewer", {"mrr@10": [0.5, 1.0, None]})])
-    with pytest.raises(InputError, match="of question 'other' is in renamed alone"):
+    with pytest.raises(InputError, match="of question 'other' is only in renamed"):
         main([first, full_report(tmp_path, "renamed", {"mrr@10": [0.5, 1.0, 0.0]}, ["q0", "q1", "other"])])
 
 
