@@ -149,8 +149,8 @@ def unpack(archive: Path, folder: Path, *, max_files: int = MAX_FILES, max_bytes
                         or name == MANIFEST
                     ):
                         raise InputError(
-                            f"the entry {name[:200]!a} leads out of the folder, is a link or the like, or has a"
-                            " name of this toolkit's",
+                            f"the entry {name[:200]!a} leads out of the folder, is a link or a device, or has a"
+                            " name reserved by this toolkit",
                             file=archive,
                             expected="plain files and folders",
                         )

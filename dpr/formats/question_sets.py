@@ -195,11 +195,11 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             yield (
                 line,
                 f"{count} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade),"
-                " separated by tabs or spaces, none empty; a header names them in another order",
+                " separated by tabs or spaces, none empty; a header can name another order",
             )
         elif (grade := grade_of(columns[-1])) is None:
             found = f"the grade {columns[-1]!a} is not an integer"
-            yield line, f"{found}; a header names the columns in another order"
+            yield line, f"{found}; a header can name another order of the columns"
         else:
             yield line, (columns[0], columns[-2], grade)
 
@@ -209,8 +209,8 @@ def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, 
     if qrels.keys() & {*questions}:
         return
     raise InputError(
-        f"no question of {of} has judgements: a question's id is {next(iter(questions), '')!r}, a judged one's"
-        f" {next(iter(qrels))!r}",
+        f"no question of {of} has judgements: one of its ids is {next(iter(questions), '')!r}, one of the"
+        f" judgements' is {next(iter(qrels))!r}",
         file=file,
         expected="question, passage, grade",
         hint=(

@@ -222,7 +222,7 @@ class VectorShard:
             or self.dtype not in DTYPES
             or not all(isinstance(value, str | int | float | bool) for value in self.metadata.values())
         ):
-            raise InputError("the manifest is not one of a vector shard", file=file)
+            raise InputError("the manifest is not that of a vector shard", file=file)
         self.num_vectors = int(self.metadata["num_vectors"])
         self.dimension = int(self.metadata["dimension"])
         self._files = {
@@ -239,7 +239,7 @@ class VectorShard:
             problems.append("chunks are missing")
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            hint = "run the embedding command again, it rewrites damaged chunks"
+            hint = "run the embedding command again; it rewrites damaged chunks"
             raise InputError(problems[0] + more, file=self.path, hint=hint)
 
     def ids_sha256(self) -> str:

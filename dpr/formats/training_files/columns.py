@@ -116,7 +116,7 @@ def read_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> I
     Rows of question and passage may have a label or score as third column (``ReadOptions.min_grade``)."""
     if (options.queries is None) != (options.corpus is None):
         raise ConfigError(
-            "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
+            "rows of ids need both questions and passages: queries=queries.tsv corpus=collection.tsv"
         )
     first = table_form(path).first
     needed = {role: _ROLES_OF_TABLES[role] for role in roles}
@@ -172,7 +172,7 @@ def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) 
         try:
             return require_name(record, known, role)
         except ValueError as error:
-            raise ValueError(f"{error}; {preparing(f'{role}=COLUMN')} reads others") from None
+            raise ValueError(f"{error}; {preparing(f'{role}=COLUMN')} names another column") from None
 
     def passages_in(record: dict[str, Any], name: str, title: str = "") -> tuple[Passage, ...]:
         value = _at(record, name)

@@ -170,5 +170,5 @@ def test_values_that_do_not_fit_together_are_refused(tmp_path: Path, changed: di
     value = json.loads(path.read_text())
     value["per_question"] |= changed
     path.write_text(json.dumps(value))
-    with pytest.raises(InputError, match="per_question is not"):
+    with pytest.raises(InputError, match="per_question does not"):
         read_metrics(path)
