@@ -180,8 +180,8 @@ class PseudoPairs(DrawnPairs):
             found = "has no passage whose text has words"
             if held_only and self.num_passages:
                 found += (
-                    f" among the documents held back ({held_back:g} of those of {self.num_passages:,}"
-                    " passages); it takes some dozen"
+                    f" among the documents held back ({held_back:g} of the documents of {self.num_passages:,}"
+                    " passages); the corpus needs some dozen documents"
                 )
             raise InputError(found, file=self.file)
 

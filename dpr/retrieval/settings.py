@@ -361,7 +361,7 @@ dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
             require_set(self, {"data": "data/collections"})
         self.systems = self.chosen_systems
         if len(set(self.systems)) != len(self.systems):
-            raise ConfigError(f"systems={self.systems} names one twice")
+            raise ConfigError(f"systems={self.systems} names a system twice")
         if self.run is not None:
             self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
         require_set(self, {"output_dir": "runs/first/suite"})

@@ -319,7 +319,7 @@ def add_to(
             source = replace(old.passages[0], file=file, name=file.stem)
             _write(file, passages, known, kinds)
             if again := sorted(search.get(str(passage.id) for passage in source.read())):
-                raise InputError(f"the id {again[0]!r} is in the corpus already", expected="new ids")
+                raise InputError(f"the id {again[0]!r} is already in the corpus", expected="new ids")
             new = replace(
                 old,
                 passages=[*old.passages, source],

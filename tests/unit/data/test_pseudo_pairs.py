@@ -313,7 +313,9 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
         PseudoPairs(write_corpus(tmp_path / "empty.jsonl", [{"text": " "}]))
     one = write_corpus(tmp_path / "one.jsonl", [{"text": "ba"}])
     assert PseudoPairs(one)[0].question == "ba"
-    with pytest.raises(InputError, match=r"held back \(0.1 of those of 1 passages\); it takes some dozen"):
+    with pytest.raises(
+        InputError, match=r"held back \(0.1 of the documents of 1 passages\); the corpus needs some dozen"
+    ):
         PseudoPairs(one, held_back=0.1, held_only=True)
 
 
