@@ -1,8 +1,6 @@
 """What every test gets: no network, fixed seeds, torch left as it was found, GPU tests skipped where there is
 no GPU."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The Python of docs/api.md runs as it stands there."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

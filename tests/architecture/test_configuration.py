@@ -1,7 +1,5 @@
 """Every YAML file composes, and everything that the documents ask a user to type exists."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from functools import cache

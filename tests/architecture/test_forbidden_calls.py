@@ -1,7 +1,5 @@
 """Calls that may stand nowhere in the package: code from files, pickles between ranks, writing past the one writer."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """``import dpr`` is the public API: cheap, the same for editors as at run time, enough for documents and examples."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """The layers of docs/architecture.md are those that are there, the README is short, and links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

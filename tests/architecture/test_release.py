@@ -1,7 +1,5 @@
 """What a release checks of a tag is found where the repository has it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

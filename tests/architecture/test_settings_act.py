@@ -1,7 +1,5 @@
 """Settings that do nothing beside the others: each command names them, and sets them to their defaults."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

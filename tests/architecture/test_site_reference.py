@@ -1,7 +1,5 @@
 """The pages of the site's reference name what exists, so that a module that moves takes its entry along."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 

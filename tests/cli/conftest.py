@@ -1,7 +1,5 @@
 """Which stages a command runs, and a small encoder for them; whether every page of the documents runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

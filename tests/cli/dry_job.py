@@ -1,7 +1,5 @@
 """A job that only prints what it was given: for trying launchers and sweeps."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``dpr adapt`` makes a corpus searchable without labels; rerun, it does only what has changed."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

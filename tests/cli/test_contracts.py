@@ -1,7 +1,5 @@
 """A user-defined loss, validation and pooling work from the command line wherever the toolkit's own do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

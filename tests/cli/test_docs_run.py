@@ -9,8 +9,6 @@ pytest tests/cli/test_docs_run.py               README.md alone, as in make test
 pytest tests/cli/test_docs_run.py --all-docs    every page (make docs)
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Every command in the documents, in ``--help`` and in what the quickstart prints is understood."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator

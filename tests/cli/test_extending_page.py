@@ -1,7 +1,5 @@
 """The Python of docs/extending.md runs as it stands there, and so do the settings beside it."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

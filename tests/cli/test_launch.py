@@ -1,7 +1,5 @@
 """What a command line becomes, and what a person reads when it is wrong."""
 
-from __future__ import annotations
-
 import logging
 import random
 import re

@@ -1,7 +1,5 @@
 """Every way of starting a job: plainly, as a module, from a wheel, and by torch's launchers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The command ``dpr`` itself and its two small subcommands."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

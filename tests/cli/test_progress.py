@@ -1,7 +1,5 @@
 """What can take long says how far it is, on standard error, in every command."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout

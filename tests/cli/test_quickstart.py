@@ -1,7 +1,5 @@
 """``dpr quickstart`` makes a folder of documents searchable; rerun, it does only what has changed."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The prepared folder: readable by every command, without leaks between splits, the same bytes every time."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Docstrings are read, never run, and come out the same whatever the number of processes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The notebook runs from its first cell to its last and is stored with the text that it prints alone."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A published model, its real weights: vectors and rankings are those of sentence-transformers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The prompt of the RAG example holds the passages that the run finds, with their file and heading."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The program in README.md prints the lines that stand below its print statements."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """repro/run.py: recipes are whole, their commands understood, and figures are compared with those expected."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """The retrievers for LangChain and LlamaIndex answer as ``dpr.Retriever`` does, with texts and titles."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

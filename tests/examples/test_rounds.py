@@ -1,7 +1,5 @@
 """examples/rounds.sh: rounds of mining and training, and a kill in the middle of them."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

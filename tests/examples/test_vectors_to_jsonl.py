@@ -1,7 +1,5 @@
 """examples/vectors_to_jsonl.py: a line for each vector, with its passage."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """examples/write_questions.py: a model writes questions for passages, as training data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

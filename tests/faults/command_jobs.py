@@ -1,7 +1,5 @@
 """What every command is tried with: tiny inputs, a command line, and what its outputs must be."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A process that forks any command of ``dpr``, with a fault counted in the interpreter's audit events of files."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Faults inside a run: each function patches the process that calls it, before the command starts in it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

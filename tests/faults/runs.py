@@ -1,7 +1,5 @@
 """Starting, watching and ending runs of the real command, and comparing what they leave."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

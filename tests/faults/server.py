@@ -1,7 +1,5 @@
 """A process that forks runs of the training script, each rank with a launcher's variables and faults of its own."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler

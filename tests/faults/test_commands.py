@@ -1,7 +1,5 @@
 """Every command that writes: killed, full disks, damaged outputs and caches, changed inputs, two at once."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Checkpoints that were changed after they were written are noticed, named and passed over."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Disks that are full, fail, or cannot be written at all."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of an undisturbed run."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

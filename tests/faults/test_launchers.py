@@ -1,7 +1,5 @@
 """The same under torch's own launchers: their signals, their restarts, their deaths."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

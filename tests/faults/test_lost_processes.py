@@ -1,7 +1,5 @@
 """One process of several dies, hangs or fails: the others name it and end, and the same command resumes."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

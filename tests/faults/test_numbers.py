@@ -1,7 +1,5 @@
 """Losses and gradients that are NaN or infinite."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

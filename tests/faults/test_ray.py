@@ -1,7 +1,5 @@
 """A real cluster of two nodes on this machine; nodes, workers and drivers are killed in mid-work."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """What may change between two starts of a run, what may not, and what is decided alike on all ranks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

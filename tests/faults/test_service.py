@@ -1,7 +1,5 @@
 """A real service under load: what it accepted before SIGTERM is answered, rightly, and it ends with code 0."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """SIGTERM, SIGINT, SIGUSR1: all ranks stop at the same step with a checkpoint, and the same command resumes."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """One run to a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The real command with the faults of DPR_TEST_INJECTIONS, for launchers; only in a group's first life."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

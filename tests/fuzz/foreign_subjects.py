@@ -1,7 +1,5 @@
 """Readers of folders that other libraries wrote."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

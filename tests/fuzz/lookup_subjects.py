@@ -1,7 +1,5 @@
 """Rows that name passages and questions by id, and the files in which these are looked up."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

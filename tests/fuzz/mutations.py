@@ -1,7 +1,5 @@
 """Ways to damage a file: bytes, lines, cells, JSON values. Everything follows from the generator given."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

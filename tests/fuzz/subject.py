@@ -1,7 +1,5 @@
 """What the fuzzer knows of a reader."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

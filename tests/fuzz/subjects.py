@@ -1,7 +1,5 @@
 """Every reader of files, each with a file that it reads and the ways in which that is damaged."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Files of unusual size, kind and name: read, or refused with one message, within bounded memory."""
 
-from __future__ import annotations
-
 import gzip
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files that a reader once stumbled over: with a traceback, or with a message of thousands of characters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Damaged files are read, or refused with one clear message. DPR_FUZZ_CASES says how many are tried."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

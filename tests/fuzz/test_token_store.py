@@ -1,7 +1,5 @@
 """A token store with any damage to any of its files gives the batches of the text."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -4,8 +4,6 @@ these are asked for.
 On a CPU the same runs rehearse the tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

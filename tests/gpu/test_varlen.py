@@ -5,8 +5,6 @@ Half precision is judged by the same tower in fp32: what goes through the kernel
 as SDPA's is.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterator

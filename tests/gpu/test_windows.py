@@ -1,8 +1,6 @@
 """On a GPU windows of attention give finite gradients, packed and padded, where padding lies beyond the reach
 of every token."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Base models with weights, and adapters that are no longer zero."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

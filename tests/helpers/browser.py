@@ -1,7 +1,5 @@
 """A headless Chromium, driven by its DevTools protocol through a pipe."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Command lines of documents: the keys of all are checked, and as few are composed as hold every kind of word."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

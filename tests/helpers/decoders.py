@@ -1,7 +1,5 @@
 """Folders of tiny decoders with byte-level tokenizers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many examples a property is tried with, and which cases of one kind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Models of every shape that is exported, with random weights large enough for every token to count."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A gate in the middle of a process's work, so that a test can kill it there however slow the machine is."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Global batches of given vectors and identities, for tests of losses."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Exact search of arrays, the reference for other indexes; saved indexes with other content."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands with their configuration names and classes, and as functions (argv) -> exit code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

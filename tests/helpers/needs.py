@@ -1,7 +1,5 @@
 """Settings by their dotted keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dpr.core.settings import Settings, leaves

@@ -1,7 +1,5 @@
 """The objective written out: one question, one slot and one term at a time, in one process."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any

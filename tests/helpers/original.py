@@ -1,7 +1,5 @@
 """Files as the original DPR wrote them, made by hand: the same structure, the same OmegaConf objects."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a person does on the page of a service, and reads there."""
 
-from __future__ import annotations
-
 import json
 
 from tests.helpers.browser import Browser

@@ -1,7 +1,5 @@
 """Limits of time that fail a test which hangs, and no test that runs beside others."""
 
-from __future__ import annotations
-
 import os
 
 _LEAST = 3.0

@@ -1,7 +1,5 @@
 """Runs a function on several processes that form a gloo group; forks that work as programs do."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

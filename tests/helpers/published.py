@@ -1,8 +1,6 @@
 """Folders of published embedding models, file by file as their publishers laid them out, but tiny and with random
 weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

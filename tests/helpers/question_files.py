@@ -1,7 +1,5 @@
 """Questions as DPR writes them: CSV with tabs, answers as a Python list, ids as third column."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Leaves out charts of reports and waiting for the disk, in this process and in its forks."""
 
-from __future__ import annotations
-
 import html
 import os
 

@@ -1,7 +1,5 @@
 """The slow truth: what training computes, written out independently of the package."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results of a retrieval read back."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A service of a run folder in this process."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

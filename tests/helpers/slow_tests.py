@@ -1,7 +1,5 @@
 """The tests that ``make check-fast`` leaves out: ``python -m tests.helpers.slow_tests JUNIT.xml [seconds]``."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from pathlib import Path

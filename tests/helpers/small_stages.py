@@ -1,7 +1,5 @@
 """The stages of ``dpr adapt`` and ``dpr quickstart`` with a small encoder."""
 
-from __future__ import annotations
-
 from dpr.adaptation import stages
 from dpr.core.settings import Settings
 from dpr.preparation.settings import NewEncoderSettings

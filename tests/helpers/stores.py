@@ -1,7 +1,5 @@
 """A small corpus with its vectors for the tests of vector stores, and loads that are killed."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The helper that the multi-process tests stand on must itself be able to fail."""
 
-from __future__ import annotations
-
 import os
 import time
 

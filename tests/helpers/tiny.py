@@ -1,7 +1,5 @@
 """A tiny vocabulary, tiny encoders and hand-made samples, all built from a seed and nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A trainer for tests that takes settings by their names alone; what it computed and what it left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

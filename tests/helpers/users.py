@@ -1,7 +1,5 @@
 """Being somebody whom file permissions bind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A stand-in for torch's kernel for attention over sequences end to end, in plain operations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps

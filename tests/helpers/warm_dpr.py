@@ -1,7 +1,5 @@
 """Programs ``dpr`` and ``python`` for scripts: each call is a fork of a process that has imported torch."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Composes a command line and makes a model when it is imported, which forks of this process then have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

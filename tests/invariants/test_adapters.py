@@ -1,7 +1,5 @@
 """A resumed run of adapters ends with bitwise the same adapters, and its base stays as it was."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

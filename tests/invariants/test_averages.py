@@ -1,7 +1,5 @@
 """With train.ema_decay, the mean of the weights is measured and saved; training is as without it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``compat=dpr`` against the original's loop, written down again on the padded windows of a plain BERT."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A decoder read at its end token has one gradient over processes, in chunks, packed or padded, with adapters too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

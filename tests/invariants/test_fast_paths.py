@@ -1,7 +1,5 @@
 """Whole runs by every fast path, alone and together, against the slow one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

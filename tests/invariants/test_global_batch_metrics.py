@@ -1,7 +1,5 @@
 """Metrics of train sets and of the vectors of a global batch are the formulas on any number of processes."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from pathlib import Path

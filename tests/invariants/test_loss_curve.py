@@ -1,7 +1,5 @@
 """Twenty global batches against an independent loop: plain Hugging Face BERT, plain softmax, plain AdamW."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

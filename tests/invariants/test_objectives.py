@@ -1,7 +1,5 @@
 """Every objective is one function of its global batch: over processes, cached, packed or padded, in blocks."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Promise 1: one global batch, one gradient, whatever the number of processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model trained with prompts is a model trained with the same prefixes, in every job."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

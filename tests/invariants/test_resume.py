@@ -1,7 +1,5 @@
 """Promise 3: a run that is killed and started again ends with the weights it would have had."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Global batches of several data sets have the loss and gradient of the formula, from text and stored tokens."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path

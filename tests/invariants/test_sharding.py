@@ -1,7 +1,5 @@
 """A model spread over several processes computes what one process does that holds all of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

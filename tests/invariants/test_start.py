@@ -1,7 +1,5 @@
 """The score before the first step: the same training with and without it, measured once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

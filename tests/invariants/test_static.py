@@ -1,7 +1,5 @@
 """Static encoders have one gradient and one model on any number of processes, and resume bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training from a token store has the losses, metrics and weights of the text, bit for bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

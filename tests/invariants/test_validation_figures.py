@@ -1,7 +1,5 @@
 """Validation metrics do not depend on the number of processes or the cut of the work, and equal the slow truth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run says of itself at its end: a paired test against its start, and which model it is opened as."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

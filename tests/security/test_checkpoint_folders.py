@@ -1,7 +1,5 @@
 """A checkpoint folder made to do harm: refused, and nothing outside it is opened."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A configuration names nothing to import or to call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Model folders damaged in any way end in one line that names the file."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

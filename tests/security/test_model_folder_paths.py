@@ -1,7 +1,5 @@
 """A model folder leads nowhere else, by links or by names in its files, and its texts are bounded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Whatever name in a JSON file is made to lead elsewhere: nothing there is written, removed or shown."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

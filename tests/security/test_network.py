@@ -1,7 +1,5 @@
 """What a file names is never looked up on the network; only what a person typed may be."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

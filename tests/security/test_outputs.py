@@ -1,7 +1,5 @@
 """What a run writes reveals no tokens, no environment and no home folder of the person who started it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

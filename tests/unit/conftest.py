@@ -1,7 +1,5 @@
 """What unit tests get besides the fixtures of all tests."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

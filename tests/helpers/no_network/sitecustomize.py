@@ -1,7 +1,5 @@
 """Python imports this module at its start if PYTHONPATH has its folder: connections then stay on this machine."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """The layer of ``dpr adapt``: nearer to the hybrid, equal for both sides, repeatable with a seed."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

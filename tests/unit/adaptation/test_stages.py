@@ -1,7 +1,5 @@
 """Stages run once, in order; interrupted ones continue, changed ones are made again."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Static tables learn a model's vectors, repeatably, and are saved and loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

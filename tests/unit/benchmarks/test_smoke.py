@@ -1,7 +1,5 @@
 """Benchmarks run with tiny sizes, both sides of each compute the same losses, and pages say what was measured."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Settings composed for another command are read back as they were; damaged files of settings name the line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What users of other trainers, and of DPR's first version, type is answered with this toolkit's key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The command line of ``dpr serve``: names of folders, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

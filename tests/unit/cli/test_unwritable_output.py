@@ -1,7 +1,5 @@
 """Standard output that cannot be written: one line, and the exit code of a full disk."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

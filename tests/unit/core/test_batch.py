@@ -1,7 +1,5 @@
 """Batches between processes."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from multiprocessing.reduction import ForkingPickler
 from typing import Any

@@ -1,7 +1,5 @@
 """The cores of a container."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Errors pass between processes as they are."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """A plain script sees the messages of training; an application that has set up logging is left alone."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

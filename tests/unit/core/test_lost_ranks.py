@@ -1,7 +1,5 @@
 """A lost process is named, with what a rank that failed has left and where it was."""
 
-from __future__ import annotations
-
 import os
 import socket
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Blocks without network access may overlap, in any threads, and leave the process as it was."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import time

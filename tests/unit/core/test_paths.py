@@ -1,7 +1,5 @@
 """Paths as users write them, in the settings of every command."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generators are functions of their key, and the numbers they give never change."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Settings say of themselves what they may be, and a check names the key, the value and what is allowed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

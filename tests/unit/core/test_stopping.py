@@ -1,7 +1,5 @@
 """Signals on systems that have fewer of them."""
 
-from __future__ import annotations
-
 import runpy
 import signal
 

@@ -1,7 +1,5 @@
 """A class named by import path is checked against its contract; what is wrong is one ConfigError."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A batch has slots, distinct contexts and identities; negatives depend on (seed, epoch, data set, row)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unicodedata import normalize

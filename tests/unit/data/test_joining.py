@@ -1,7 +1,5 @@
 """Title and text tokenised apart and joined give what the tokenizer gives for the pair."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Mixed data sets have exact counts and the same global batches for any number of ranks and any history."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable

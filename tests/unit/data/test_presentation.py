@@ -1,7 +1,5 @@
 """Prompts, title templates and the apostrophe rule are applied alike to texts and to stored tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

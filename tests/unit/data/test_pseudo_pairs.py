@@ -1,7 +1,5 @@
 """Pairs cut from a corpus are the same for any number of ranks, from text and from tokens."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

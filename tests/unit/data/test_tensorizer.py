@@ -1,7 +1,5 @@
 """Token ids as DPR checkpoints expect them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

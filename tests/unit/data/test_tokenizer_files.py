@@ -1,7 +1,5 @@
 """A model folder's sizes, links, names, numbers and character tables are checked before libraries read it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import string

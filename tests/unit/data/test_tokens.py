@@ -1,7 +1,5 @@
 """Stored tokens give the batches of the text; stores that are damaged or stale are not used."""
 
-from __future__ import annotations
-
 import logging
 import math
 import multiprocessing as mp

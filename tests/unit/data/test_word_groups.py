@@ -1,7 +1,5 @@
 """Words, near-duplicates by their words, and features that group rows by words."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A checkpoint and a corpus to embed."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

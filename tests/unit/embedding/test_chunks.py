@@ -1,7 +1,5 @@
 """Chunks are read, encoded and written side by side; a failed write is reported."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Running out of memory costs a warning and smaller batches, not the run."""
 
-from __future__ import annotations
-
 import logging
 import random
 from pathlib import Path

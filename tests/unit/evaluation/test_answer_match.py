@@ -1,7 +1,5 @@
 """Answer matching follows DPR's rules to the letter."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """The table of several retrieval runs, and the tests of their differences."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

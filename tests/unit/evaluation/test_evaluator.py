@@ -1,7 +1,5 @@
 """Figures of retrieval, evaluation and validation on tiny data, equal to the last digit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranking metrics: by hand, against ir-measures, and safe from trec_eval's own idea of ties."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The page of a run: whole, safe to open, and never in the way."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

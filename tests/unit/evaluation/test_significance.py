@@ -1,7 +1,5 @@
 """Paired tests: against exact enumeration, scipy and numbers by hand; false finds are as rare as promised."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """``dpr doctor RUN``: rules on runs that have the fault, and on some that have not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Adapters are exported as merged models or as folders of peft, with the same vectors."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

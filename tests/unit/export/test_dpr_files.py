@@ -1,7 +1,5 @@
 """Export to the original's format: bit for bit there and back, and plain contents."""
 
-from __future__ import annotations
-
 import resource
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders for the DPR classes of transformers give the model's vectors, or are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real LanceDB: filled, killed and filled again, it finds what exact search finds."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

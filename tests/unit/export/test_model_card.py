@@ -1,7 +1,5 @@
 """The model card says what was measured and trained on, and nothing about the machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Graphs that onnxruntime computes give the vectors of the model, whatever it is made of."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """A real PostgreSQL with pgvector: filled, killed and filled again, it finds what exact search finds."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model that was exported and read again has the same vectors, and trains to the same weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exports for sentence-transformers give the model's vectors, load in transformers, or are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``dpr export to=<store>``: from shards that ``dpr embed`` wrote, and every mistake is one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

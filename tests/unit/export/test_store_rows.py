@@ -1,7 +1,5 @@
 """Vectors are joined with their passages: every row once, in order, whatever the chunks and shards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

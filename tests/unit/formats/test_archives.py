@@ -1,7 +1,5 @@
 """Archives unpack inside their folder, or not at all: a dozen ways to do harm, each refused, nothing left."""
 
-from __future__ import annotations
-
 import io
 import stat
 import struct

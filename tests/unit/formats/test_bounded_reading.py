@@ -1,7 +1,5 @@
 """Documents are read in a process of their own: what takes too much, or crashes, is unread, and the others are read."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

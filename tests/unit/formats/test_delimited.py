@@ -1,7 +1,5 @@
 """Every command reads the same rows of a table, loses none silently, and finds columns by their names."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

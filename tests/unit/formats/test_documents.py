@@ -1,7 +1,5 @@
 """Documents of every kind become headings and their text; each unreadable one is one sentence."""
 
-from __future__ import annotations
-
 import csv
 import io
 import random

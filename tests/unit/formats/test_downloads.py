@@ -1,7 +1,5 @@
 """Downloads that break off begin anew; they are checked, and appear whole. Against a server on this machine."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """Rows in memory, data sets of ``datasets`` and names of its hub are read as a file with the same rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

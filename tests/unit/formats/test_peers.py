@@ -1,7 +1,5 @@
 """Files that other tools write are read as those tools read them, or the message names their keys."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

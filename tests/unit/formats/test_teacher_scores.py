@@ -1,7 +1,5 @@
 """A teacher's scores are read from every format that has them, kept by the cache and written again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A store returns what reading the whole file returns, from any row and for any id."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

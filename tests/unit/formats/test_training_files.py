@@ -1,7 +1,5 @@
 """Every format of training data: what is written is read back, and bad rows are reported one by one."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """int8 vectors: what is lost is bounded, and nothing else changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BM25: the words it sees, its scores against the formula, its ties, and its metrics on real collections."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

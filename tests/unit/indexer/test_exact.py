@@ -1,7 +1,5 @@
 """Exact search is exact: against a slow sort, with ties, in any blocking."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Indexes of faiss find what exact search finds and state their recall; damaged ones are refused."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

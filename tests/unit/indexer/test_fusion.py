@@ -1,7 +1,5 @@
 """Fusion: values by hand, passages that one side lacks, ties."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

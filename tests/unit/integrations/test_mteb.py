@@ -1,7 +1,5 @@
 """mteb's own evaluation of our models, on a task that is made here: its figures are ours."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a command on a cluster ends, with a stand-in for Ray that works in this process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

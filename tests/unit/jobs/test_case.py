@@ -1,7 +1,5 @@
 """Case and accents of texts are the tokenizer's own in every command, unless the user says otherwise."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

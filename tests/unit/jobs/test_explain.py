@@ -1,7 +1,5 @@
 """What is printed of a step is what the trainer does in it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

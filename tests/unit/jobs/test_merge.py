@@ -1,7 +1,5 @@
 """``dpr merge``: models between a model and what it was tuned to, and means of several."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

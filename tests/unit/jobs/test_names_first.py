@@ -1,7 +1,5 @@
 """Commands look at what they are to write before they read what may be large."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A corpus as a training set on the command line, and ``dpr prepare pairs=``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Question sets by path, by name, as published, and in part."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

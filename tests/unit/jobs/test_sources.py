@@ -1,7 +1,5 @@
 """What a user may write for ``train_datasets``, and what they read when it is not there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The temperature belongs to the model: evaluation and further training use the one it was trained with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every setting of a run is read by the job that it belongs to; names and paths before any data."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

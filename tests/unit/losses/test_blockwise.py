@@ -1,7 +1,5 @@
 """The loss in blocks of any size equals the loss, in value, number correct and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

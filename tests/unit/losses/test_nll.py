@@ -1,7 +1,5 @@
 """The loss by pencil and paper."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What an objective holds in memory, what a guide looks up, and which settings do not fit together."""
 
-from __future__ import annotations
-
 import doctest
 import math
 from dataclasses import replace

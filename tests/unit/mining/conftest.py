@@ -1,7 +1,5 @@
 """A small corpus with repeats, training data about it, and a model with random weights."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``dpr mine cross_encoder=FOLDER`` from the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

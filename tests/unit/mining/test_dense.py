@@ -1,7 +1,5 @@
 """Mining finds what brute force finds, with vectors of a model or with BM25."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``dpr mine``: the same file however often it was interrupted and by how many processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Each filter leaves out what it is for, and nothing else."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """``dpr score``: what each teacher says of every passage, by any number of processes."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

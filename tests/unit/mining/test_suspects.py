@@ -1,7 +1,5 @@
 """``suspects=``: labels that BM25 and a model both contradict are listed, dropped or relabelled."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two adapters over one frozen backbone compute what two whole models compute."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Backbones of every family have the dropout that was asked for; encoder-decoders give their text encoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

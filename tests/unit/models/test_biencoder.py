@@ -1,7 +1,5 @@
 """Towers, checkpoints, cut vectors, and the plain Python way of using a model."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cross-encoder's scores are the classifier's probabilities; only folders that can be trusted are opened."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Original checkpoint files give the vectors that the original gave, or are refused clearly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Towers refuse, or warn of, vectors that ignore the text or depend on other texts, and texts that are too long."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models by their names on the hub: fetched once, without pickles and code, then found in the cache."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

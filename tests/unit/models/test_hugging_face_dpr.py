@@ -1,7 +1,5 @@
 """Pairs of folders that transformers' DPR classes saved give the vectors that these classes give."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of Hugging Face and sentence-transformers give the vectors that transformers gives."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a stored model is opened as: what its files may say, and what a job may say beside them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

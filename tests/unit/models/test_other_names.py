@@ -1,7 +1,5 @@
 """What people who know sentence-transformers write works here, or is answered by the line to write instead."""
 
-from __future__ import annotations
-
 import copy
 from abc import ABC
 from inspect import signature

@@ -1,7 +1,5 @@
 """Adapters that peft itself saved give the vectors that peft gives, or are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every pooling gives the same vectors and gradients packed and padded; others are refused at the start."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Prompts, title template and apostrophe rule are stored in the model's folder and change its vectors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Folders of published embedding models give the vectors of sentence-transformers, as they are, after training and
 after export; those that need code of their own are refused."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

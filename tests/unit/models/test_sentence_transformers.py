@@ -1,7 +1,5 @@
 """Models that sentence-transformers itself saved give the vectors that it gives, or are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A static encoder is a table, token weights and a mean: packed equals padded, and its folder keeps it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

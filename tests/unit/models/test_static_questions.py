@@ -1,7 +1,5 @@
 """A static table encodes questions beside a transformer of passages, and is saved, loaded and exported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

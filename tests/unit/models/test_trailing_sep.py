@@ -1,7 +1,5 @@
 """The original's stray [SEP] equals the original's own way: pad to the window, overwrite the last position."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``dpr prepare SOURCE``: from any format to DPR's and back, with every row accounted for."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``dpr check-data`` finds what was put in, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

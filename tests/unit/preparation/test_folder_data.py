@@ -1,7 +1,5 @@
 """A folder becomes passages and questions; no text is lost, no held-out question stands in its answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """An encoder folder that Hugging Face's loaders read, the same from run to run."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

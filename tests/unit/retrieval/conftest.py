@@ -1,7 +1,5 @@
 """A small corpus with vectors of a tiny random model, made once."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The part of a passage that is shown, and the words it shares with the question."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpr.retrieval.hits import QuestionWords

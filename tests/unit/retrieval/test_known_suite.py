@@ -1,7 +1,5 @@
 """``dpr evaluate suite=known``: published collections as their files are."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """An original checkpoint and original embedding files in embed, retrieve and search."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

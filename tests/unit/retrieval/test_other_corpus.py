@@ -1,7 +1,5 @@
 """Vectors and indexes are never shown beside the texts of another corpus, whichever command joins them."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Questions that are passages of the corpus are named, and left out among their own hits on request."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

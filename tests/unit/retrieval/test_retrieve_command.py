@@ -1,7 +1,5 @@
 """``dpr retrieve`` from the command line to its files, on a tiny corpus."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``dpr.Retriever`` over a run folder and over passages in memory: scores, filters, additions."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``dpr search``: a run folder answers by itself, also after it was moved."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """``dpr evaluate``: suites of test sets, and TREC runs of other programs."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

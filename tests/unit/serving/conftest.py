@@ -1,7 +1,5 @@
 """A run folder of a small corpus, searched both ways."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The service embeds texts for clients of OpenAI's service, as it embeds for a search."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A filtered search is the whole search with the other passages left out: the same scores."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tracemalloc

@@ -1,7 +1,5 @@
 """What a service refuses by the head of a request, and a body that does not arrive."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of a service in a real browser: two ways of searching are compared, no text becomes markup."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page of a service of three runs, whose passages have fields, no titles, and texts from right to left."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

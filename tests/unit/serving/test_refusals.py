@@ -1,7 +1,5 @@
 """What a service does not answer gets a 4xx, or a 503 where trying again helps, and one sentence."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

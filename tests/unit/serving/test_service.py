@@ -1,7 +1,5 @@
 """``dpr serve`` answers what ``dpr search`` finds, at every address, and refuses the rest in one sentence."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A link in the place of a lock, a log or a temporary file is never followed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Who holds the lock of a folder, and when it is released; tests/faults has several processes."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """A place that cannot be written is refused before the work; finished outputs are recognised."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

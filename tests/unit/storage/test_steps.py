@@ -1,7 +1,5 @@
 """A folder that is written in steps keeps those that were finished, wherever it is cut off."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """JSON that is nested too deeply is refused, whatever the interpreter's recursion limit."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

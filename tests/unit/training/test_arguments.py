@@ -1,7 +1,5 @@
 """A wrong argument of the trainer is answered in one sentence that names the right one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Choices of arithmetic change time and memory, not what is learnt; a setting says how a run begins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Callbacks see all moments of a run in order, keep their state over a restart, and stop all ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

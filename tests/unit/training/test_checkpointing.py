@@ -1,7 +1,5 @@
 """The folder of a run survives kills and several starts; where a disk refuses checkpoints the best is one that exists."""
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """Training settings: the defaults are good, and every check names the key and what it may be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

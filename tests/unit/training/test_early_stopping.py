@@ -1,7 +1,5 @@
 """A run that no longer improves ends, with the same decision after a restart and on every rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The global batch is gathered beside the towers' work, in one order on all ranks, and then freed."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

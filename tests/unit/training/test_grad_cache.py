@@ -1,7 +1,5 @@
 """Gradient caching repeats dropout, keeps to its memory budget, and encodes nothing twice that need not be."""
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from typing import Any

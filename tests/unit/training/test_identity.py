@@ -1,7 +1,5 @@
 """A run is resumed only with what decides its result: files by content, settings by the role that they declare."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``metrics.jsonl`` after a kill: no torn line, no step twice, and no reason to lose a run."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

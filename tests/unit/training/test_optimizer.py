@@ -1,7 +1,5 @@
 """Schedules on paper, parameter groups, optimizer state by name, and updates that are skipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Data-parallel training over 3 ranks, where sums depend on the order of their terms (with 2 they do not)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The steps and global batches of a run as functions of its settings, and what the data must have for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

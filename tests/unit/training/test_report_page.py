@@ -1,7 +1,5 @@
 """Every training run leaves a report, and never fails over it."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

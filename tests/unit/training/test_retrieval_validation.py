@@ -1,7 +1,5 @@
 """Validation by retrieval is exact over the whole corpus, for any number of ranks, or over a sample."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables that learn by rows have AdamW's update row by row, and are clipped by the whole gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A step hands the device work, never waits for an answer, and names its parts for a profiler."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

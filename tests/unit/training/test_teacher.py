@@ -1,7 +1,5 @@
 """Vectors of a teacher, a model or stored ones, are learned, and refused where they could never be reached."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """The arithmetic of a tower is what torch counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Trackers get every metric, also over a restart, and one that fails costs a warning (with the real packages)."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from functools import partial

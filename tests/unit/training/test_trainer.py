@@ -1,7 +1,5 @@
 """The loop: when things are due, what a checkpoint restores, and how settings that contradict are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

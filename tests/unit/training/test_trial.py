@@ -1,7 +1,5 @@
 """Models with parameters that no vector depends on train on several ranks; what cannot be sharded is refused."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

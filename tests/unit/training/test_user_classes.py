@@ -1,7 +1,5 @@
 """What settings may name by import path, and how a wrong path is reported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run reports: metrics, and what it would take."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Original checkpoints: read exactly, and nothing that a file can say is run."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

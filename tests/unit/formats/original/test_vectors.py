@@ -1,7 +1,5 @@
 """The original's embedding files: read exactly by their own structure, and by no other."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import tracemalloc

@@ -1,7 +1,5 @@
 """Packed attention in training: windows, dropout, shared key heads, and which backbones the trial accepts."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

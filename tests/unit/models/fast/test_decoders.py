@@ -1,7 +1,5 @@
 """Packed decoders encode each sequence as if it were alone; each family is compared with its own attention."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Dropout with cheap masks is dropout: right share, right mean, right gradient, decided by the seed."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

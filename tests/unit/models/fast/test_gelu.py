@@ -1,7 +1,5 @@
 """GELU in place has torch's values and gradients; a backbone is tried once, and those like it are as fast."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The last layer computes only the token that is read; vectors and gradients stay the same."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import partial

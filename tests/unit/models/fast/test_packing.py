@@ -1,7 +1,5 @@
 """Packed equals padded in vectors and gradients for every backbone that can be packed; others are padded."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import logging

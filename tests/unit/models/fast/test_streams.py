@@ -1,7 +1,5 @@
 """Texts of several packs are embedded by threads of one core each, with the vectors of one thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

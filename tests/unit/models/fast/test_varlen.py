@@ -1,7 +1,5 @@
 """Attention by torch's varlen kernel equals SDPA; a stand-in computes it here (CUDA: tests/gpu/test_varlen.py)."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import logging
