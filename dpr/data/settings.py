@@ -33,7 +33,7 @@ class TextOptions(Settings):
     """Text before every question, e.g. "query: " or an instruction. Stored with the model, like the next four
     settings; absent = as stored."""
     passage_prompt: str | None = setting(None, on_resume=IDENTITY)
-    """Put before every passage as it is: before its title or, without one, its text."""
+    """Text before every passage: before its title or, without a title, before its text."""
     prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
     """More prompts for questions, by name: {web: "...", code: "..."}. A data set selects one (prompt=web)
     instead of query_prompt."""
@@ -176,7 +176,7 @@ class DataSetSettings(Settings):
     """Text before every question, e.g. "query: " or an instruction; it follows special_token, if any. Unlike
     encoder.query_prompt, it is not stored with the model."""
     passage_prefix: str | None = None
-    """Put before every passage as it is: before its title or, without one, its text."""
+    """Text before every passage: before its title or, without a title, before its text."""
     query_special_suffix: str | None = None
     """Appended to questions that do not end with it."""
     encoder_type: str | None = setting(None, choices=("question", "ctx"))
