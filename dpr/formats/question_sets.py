@@ -199,7 +199,7 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             )
         elif (grade := grade_of(columns[-1])) is None:
             found = f"the grade {columns[-1]!a} is not an integer"
-            yield line, f"{found}; a header can name another order of the columns"
+            yield line, f"{found}; a header names the columns if their order differs"
         else:
             yield line, (columns[0], columns[-2], grade)
 
