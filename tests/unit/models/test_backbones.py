@@ -134,7 +134,7 @@ def test_a_new_encoder_needs_no_further_setting(tmp_path: Path) -> None:
         torch.manual_seed(0)
         weights.append(BiEncoder.from_pretrained(str(folder), settings, pretrained=pretrained).weights())
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
-    with pytest.raises(ConfigError, match=r"lora trains beside given weights, and .* has none"):
+    with pytest.raises(ConfigError, match=r"lora needs pretrained weights, but .* has none"):
         BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=16, adapter="lora"))
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match="the weights could not be loaded"):

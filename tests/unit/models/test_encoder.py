@@ -59,7 +59,7 @@ def test_a_backbone_that_sees_padding_is_told(
         backbone.get_input_embeddings().weight[0] = 0.1  # as trained models have it, padding is no zero
     with caplog.at_level(logging.WARNING):
         Encoder(backbone, pooling=pooling)
-    assert f"{name} lets padding change a text's vector" in caplog.text
+    assert f"{name} gives a text another vector if it is padded" in caplog.text
 
 
 @pytest.mark.parametrize("name", PLAIN)

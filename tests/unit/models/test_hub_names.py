@@ -135,7 +135,7 @@ def test_a_name_of_nothing(
     with pytest.raises(CheckpointError, match="no such file or folder here, and the hub gives no such model"):
         BiEncoder.load("nobody/nothing")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"no network; fetch it .*\(hf download nobody/nothing\)"):
+    with pytest.raises(CheckpointError, match=r"no network; download it .*\(hf download nobody/nothing\)"):
         BiEncoder("nobody/nothing")
 
     # a misspelt run beside others is not looked up
