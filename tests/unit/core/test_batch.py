@@ -1,5 +1,6 @@
-"""Batches between processes."""
+"""Batches and errors pass between processes as they are."""
 
+import pickle
 from dataclasses import fields
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.errors import CheckpointError, DprError, InputError, OutputError, StageError, StopRequested
 
 
 def make_batch(num_known: int = 2) -> BiEncoderBatch:
@@ -59,3 +61,20 @@ def test_joined_batches_are_the_sequences_of_one_after_the_others() -> None:
     joined = TokenBatch.join(parts)
     assert (joined.tokens.tolist(), joined.lengths.tolist()) == ([2, 5, 3, 2, 3, 9, 4, 4], [3, 2, 1, 2])
     assert joined.position.tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("x", file="a.json", line=3, expected="y", hint="z"),
+        CheckpointError("x", file="a"),
+        OutputError("a.json", "disk full", hint="make room"),
+        StopRequested("SIGTERM", exit_code=143),
+        StageError("b ended", exit_code=4),
+    ],
+)
+def test_an_error_from_another_process_has_its_class_message_and_exit_code(error: DprError) -> None:
+    received = pickle.loads(pickle.dumps(error))
+    assert type(received) is type(error)
+    assert (str(received), received.exit_code) == (str(error), error.exit_code)
+    assert vars(received) == vars(error)
