@@ -102,9 +102,7 @@ def test_the_others_name_what_one_rank_alone_has_raised(error: Exception, reason
     assert own == f"{type(error).__name__}: {error}"
 
 
-def test_without_a_store_the_launcher_is_suspected(
-    store: dist.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_store_the_launcher_is_suspected(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(unused.getsockname()[1]))

@@ -177,9 +177,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_home_folder_is_meant_unless_a_file_has_that_name(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_is_meant_unless_a_file_has_that_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("~notes.jsonl").touch()
     Path("~root").mkdir()
     names = "~ ~/a ~notes.jsonl ~root/x ~nobody-of-this-name/x a/~ ./~".split()

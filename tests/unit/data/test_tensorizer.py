@@ -56,9 +56,7 @@ def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(fol
 
 
 @pytest.mark.parametrize("length", [3, 5, 12])
-def test_a_long_title_is_cut_as_by_the_tokenizer(
-    folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_titles_are_cut_alike(folder: Path, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two long parts the tokenizer makes every pair of windows."""
     sizes = (10, 1), (10, 10), (100, 3), (40, 200)
     passages = [Passage("da be " * texts, "ba di " * titles) for titles, texts in sizes]

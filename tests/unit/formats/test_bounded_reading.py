@@ -126,9 +126,7 @@ def is_running(process: int) -> bool:
 
 @on_linux
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_any_program_reads_documents_and_leaves_no_process(
-    folder: Callable[[str], dict[str, Path]], end: signal.Signals
-) -> None:
+def test_any_program_leaves_no_process(folder: Callable[[str], dict[str, Path]], end: signal.Signals) -> None:
     """A script without a main module, ended while a document is read."""
     files = folder("waits")
     # a program that was started in the background ignores Ctrl-C

@@ -132,9 +132,7 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
         ({"metadata": "file"}, None),
     ],
 )
-def test_a_record_says_where_its_passage_was_taken_from(
-    tmp_path: Path, fields: dict[str, Any], origin: Origin | None
-) -> None:
+def test_records_say_where_from(tmp_path: Path, fields: dict[str, Any], origin: Origin | None) -> None:
     (passage,) = read_passages(tsv(tmp_path / "c.jsonl", json.dumps({"_id": "1", "text": "", **fields})))
     assert passage.origin == origin
 
@@ -161,9 +159,7 @@ def test_a_record_says_where_its_passage_was_taken_from(
         ("c.jsonl", '{"_id": true, "text": "a"}\n', "c.jsonl:1: _id is the boolean True"),
     ],
 )
-def test_bad_rows_are_refused_by_file_and_line(
-    tmp_path: Path, name: str, text: str, message: str | None
-) -> None:
+def test_bad_rows_are_refused_by_line(tmp_path: Path, name: str, text: str, message: str | None) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode("latin-1" if message is None else "utf-8"))
     with pytest.raises(InputError) as caught:
@@ -199,18 +195,14 @@ def test_real_corpora_are_read_whole(shared_data: Path) -> None:
         ("id\ttext\ttitle\nid\tIdaho\tId\nid\ttext\ttitle\n1\tx y\tT\n", ["id", "1"]),
     ],
 )
-def test_a_passage_whose_id_is_the_text_id_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str, ids: list[str]
-) -> None:
+def test_the_id_named_id(tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str, ids: list[str]) -> None:
     (tmp_path / "c.tsv").write_text(rows)
     assert [passage.id for passage in read_passages(tmp_path / "c.tsv")] == ids
     assert check_unique_ids(tmp_path / "c.tsv") == len(ids)
     assert not caplog.records
 
 
-def test_columns_that_are_given_win_over_a_header_and_a_header_without_title_means_none(
-    tmp_path: Path,
-) -> None:
+def test_given_columns_win_over_a_header_and_one_without_title_means_none(tmp_path: Path) -> None:
     (tmp_path / "c.tsv").write_text("id\ttitle\ttext\n1\tT\tx\n")
     assert list(read_passages(tmp_path / "c.tsv", text_col=1, title_col=0)) == [Passage("T", "1", "1")]
     (tmp_path / "d.tsv").write_text("id\turl\ttext\n1\thttps://x\tx\n")
@@ -261,9 +253,7 @@ def write(path: Path) -> Path:
 @pytest.mark.parametrize(
     "name", ["c.tsv", "c.csv", "c.jsonl", "c.json", "c.tsv.gz", "c.jsonl.gz", "c.parquet"]
 )
-def test_a_store_gives_what_the_whole_file_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_stores_give_what_files_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     source = PassageSource(write(tmp_path / name), id_prefix="w:", normalize=True)
     expected = list(source.read())
@@ -279,9 +269,7 @@ def test_a_store_gives_what_the_whole_file_gives(
     assert find_passages([stored], ids[::9]) == find_passages([source], ids[::9])
 
 
-def test_a_store_is_made_once_and_only_for_the_same_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_made_once_for_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     path = write(tmp_path / "c.tsv")
     first = open_store(path)
@@ -328,9 +316,7 @@ def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, monkeypatch
     assert [passage.text for passage in store.passages_with(["7", "77"]).values()] == ["x7", "x77"]
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     source = PassageSource(write(tmp_path / "c.tsv"))

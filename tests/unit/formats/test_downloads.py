@@ -143,9 +143,7 @@ def test_a_page_in_place_of_the_file_is_refused(server: Server, tmp_path: Path) 
         ("http://[::1/x", "cannot be read"),
     ],
 )
-def test_redirects_to_other_kinds_of_addresses_are_refused(
-    server: Server, tmp_path: Path, place: str, message: str
-) -> None:
+def test_other_redirects_are_refused(server: Server, tmp_path: Path, place: str, message: str) -> None:
     server.redirect = place
     with pytest.raises(InputError, match=message):
         fetch(server, tmp_path / "x.bin", attempts=1)

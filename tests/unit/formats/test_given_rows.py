@@ -119,9 +119,7 @@ def test_another_type_is_one_sentence(tmp_path: Path, data: Any) -> None:
         opened(tmp_path / "x.jsonl", tmp_path, split="dev")
 
 
-def test_a_name_of_the_hub_is_fetched_by_datasets_and_offline_gives_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_the_hub_are_fetched_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(name: str, configuration: str | None) -> Any:
         if name == "user/absent":
             raise ConnectionError("Couldn't reach the Hub\nTraceback ...")
@@ -149,9 +147,7 @@ class Mine(TrainingData):
         raise IndexError(row)
 
 
-def test_sets_are_given_alone_or_in_a_list_with_options_or_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sets_are_given_alone_or_listed_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     file, rows, mine = tmp_path / "nq.jsonl", ROWS["columns"], Mine()
     file.write_text(json.dumps(rows[0]))
@@ -204,9 +200,7 @@ def test_pairs_frames_and_examples_are_rows(tmp_path: Path, monkeypatch: pytest.
         ([{"question": "q", "positive": None}], "no rows can be used: of 1"),
     ],
 )
-def test_what_is_wrong_with_all_rows_names_no_file_of_the_cache(
-    rows: list[dict[str, Any]], found: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_names_no_cached_file(rows: list[dict[str, Any]], found: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         opened(datasets.Dataset.from_list(rows), tmp_path)
     assert found in str(error.value) and str(tmp_path) not in str(error.value)
@@ -265,9 +259,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("record", "expected"), [case[1:] for case in READ], ids=[case[0] for case in READ])
-def test_scores_are_read_and_kept_by_the_cache(
-    tmp_path: Path, record: dict[str, Any], expected: Scores
-) -> None:
+def test_scores_are_read_and_cached(tmp_path: Path, record: dict[str, Any], expected: Scores) -> None:
     for _ in range(2):
         assert scores_of(opened_file(one_line(tmp_path / "train.jsonl", record))[0]) == expected
 
@@ -331,9 +323,7 @@ BAD = ["true", '"0.5"', "NaN", "1e999", "1e39", "[1]", "{}"]
     ("record", "old", "bad"),
     [*((DPR, "7.25", bad) for bad in BAD), (FLAG_EMBEDDING, "-2", "true"), (TEVATRON, "5.5", "[1]")],
 )
-def test_a_score_that_is_none_is_refused_with_file_and_line(
-    tmp_path: Path, record: dict[str, Any], old: str, bad: str
-) -> None:
+def test_bad_scores_are_refused_by_line(tmp_path: Path, record: dict[str, Any], old: str, bad: str) -> None:
     text = json.dumps(record)
     assert text.count(old) == 1
     path = one_line(tmp_path / "train.jsonl", {}, f"{text}\n{text.replace(old, bad)}")
@@ -354,9 +344,7 @@ def test_a_score_that_is_none_is_refused_in_columns_and_lists_of_another_length(
         opened_file(path)
 
 
-def test_a_number_beside_negatives_that_is_no_list_of_scores_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbers_that_are_no_scores_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for value in (0.3, [1, 2]):
         caplog.clear()
         sample = opened_file(one_line(tmp_path / "train.jsonl", {**TEXTS, "label": value}))[0]

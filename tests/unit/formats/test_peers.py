@@ -197,9 +197,7 @@ def test_a_record_without_a_known_name_shows_its_keys_and_those_that_are_known(
         {"sentence1": "q", "sentence2": "p"},
     ],
 )
-def test_the_way_out_that_a_message_names_works(
-    tmp_path: Path, record: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ways_out_work(tmp_path: Path, record: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "t.jsonl", record)
     with pytest.raises(InputError) as caught:
         open_training_set(path, name="t", cache_dir=tmp_path / "cache")

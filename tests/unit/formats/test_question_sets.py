@@ -154,9 +154,7 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
         ("q.csv", "\t['a']\n", "q.csv:1: empty question"),
     ],
 )
-def test_bad_questions_are_refused_by_file_and_line(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
+def test_bad_questions_are_refused_by_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         questions(text, tmp_path / name)
     assert str(caught.value).startswith(f"{tmp_path}/{message}")
@@ -171,9 +169,7 @@ def test_bad_questions_are_refused_by_file_and_line(
     ),
     name=st.sampled_from(["r.tsv", "r.txt", "r.tsv.gz"]),
 )
-def test_qrels_written_are_read_back(
-    tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, qrels: Any, name: str
-) -> None:
+def test_qrels_return(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, qrels: Any, name: str) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     path = tmp_path_factory.mktemp("round") / name
     write_qrels(path, qrels)
@@ -280,9 +276,7 @@ def test_bad_runs_are_refused_by_file_and_line(tmp_path: Path, text: str, messag
     ("question", "passage", "tag"),
     [("a b", "c", "t"), ("a", "c\td", "t"), ("", "c", "t"), ("a", "c", "my run")],
 )
-def test_ids_that_a_run_cannot_carry_are_refused(
-    tmp_path: Path, question: str, passage: str, tag: str
-) -> None:
+def test_ids_that_no_run_can_carry_are_refused(tmp_path: Path, question: str, passage: str, tag: str) -> None:
     with pytest.raises(InputError, match="white space"):
         write_trec_run(tmp_path / "run", {question: [(passage, 1.0)]}, tag)
     assert not (tmp_path / "run").exists()

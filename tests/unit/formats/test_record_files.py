@@ -78,9 +78,7 @@ def test_line_numbers_are_those_where_records_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("bom", ["", "\ufeff"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_bom_crlf_and_gzip_are_accepted_whatever_the_name_says(
-    tmp_path: Path, newline: str, bom: str, packed: bool
-) -> None:
+def test_bom_crlf_and_gzip_are_accepted(tmp_path: Path, newline: str, bom: str, packed: bool) -> None:
     for text in ('[\n{"a": "x"},\n{"a": "y"}\n]\n', '{"a": "x"}\n{"a": "y"}\n'):
         data = (bom + text.replace("\n", newline)).encode()
         (tmp_path / "data.bin").write_bytes(gzip.compress(data) if packed else data)
@@ -149,9 +147,7 @@ def test_nul_becomes_a_space_with_one_warning(tmp_path: Path, caplog: pytest.Log
         assert len(caplog.records) == 1
 
 
-def test_only_escapes_are_nul_wherever_the_text_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_escapes_are_nul_wherever_a_text_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["\0", "\\u0000", "\\\0", "\\\\u0000", "a\0\0b\\"]
     (tmp_path / "x").write_text(json.dumps([{"a": text} for text in texts]))
     for window in range(1, 9):

@@ -334,9 +334,7 @@ def test_a_negative_whose_question_has_no_positive_is_counted_and_not_used(tmp_p
         ({"query": "q", "passage": ["a", "b"], "labels": [1]}, "labels has 1 values for 2 passages"),
     ],
 )
-def test_a_score_that_does_not_say_what_is_positive_is_refused_with_the_way_out(
-    tmp_path: Path, row: Any, message: str
-) -> None:
+def test_an_unclear_score_is_refused_with_the_way_out(tmp_path: Path, row: Any, message: str) -> None:
     path = lines(
         tmp_path / "data",
         "who is it\tp q\t1" if isinstance(row, str) else {"query": "r", "passage": "p"},
@@ -397,9 +395,7 @@ def test_a_key_that_is_not_read_is_reported_at_every_opening(
         assert message in warning
 
 
-def test_keys_that_are_names_of_their_own_are_no_misspellings(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_names_of_their_own_are_no_misspellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     record = {"question": "q", "positive_ctxs": [{"text": "p"}]}
     record |= {"question_id": 1, "dataset": "nq", "position": 3, "answers_type": 1}
     open_training_set(lines(tmp_path / "data", record), name="t", cache_dir=tmp_path / "cache")
@@ -520,9 +516,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "bad", "message"), BAD)
-def test_a_bad_row_is_named_and_the_others_are_read(
-    tmp_path: Path, name: str, bad: str, message: str
-) -> None:
+def test_a_bad_row_is_named_and_others_are_read(tmp_path: Path, name: str, bad: str, message: str) -> None:
     good = DETECTED[name]
     path = lines(tmp_path / "data", good, bad, good.replace('"q"', '"r"').replace("q\t", "r\t"))
     rows = rows_of(path, name)

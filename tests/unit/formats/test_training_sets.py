@@ -243,9 +243,7 @@ def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pyte
     assert [len(data.known_positives(row)) for row in range(4)] == [2, 1, 2, 1]
 
 
-def test_parsing_happens_once_and_again_when_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_parsed_once_and_if_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[Path] = []
     real = row_readers.iter_json_records
     monkeypatch.setattr(
@@ -322,9 +320,7 @@ def test_a_cache_folder_in_the_place_of_another_is_built_again(tmp_path: Path) -
     assert opened(second)[0].question == "two"
 
 
-def test_text_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_that_changes_while_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lines(tmp_path / "t.jsonl", record("one"), record("two"))
     real = row_readers.iter_json_records
 

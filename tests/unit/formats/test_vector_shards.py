@@ -97,9 +97,7 @@ def test_every_damage_is_refused(tmp_path: Path) -> None:
         ("a key of others", [1]),
     ],
 )
-def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
-    tmp_path: Path, name: str, value: object
-) -> None:
+def test_wrong_metadata_under_a_right_hash_is_one_sentence(tmp_path: Path, name: str, value: object) -> None:
     shard(tmp_path / "X_0")
     manifest = read_manifest(tmp_path / "X_0")
     write_manifest(tmp_path / "X_0", manifest["metadata"] | {name: value}, files=manifest["files"])
@@ -108,9 +106,7 @@ def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
 
 
 @pytest.mark.parametrize(("dtype", "large", "small"), [("float16", 1e6, 1e-9), ("int8", np.inf, 1e-41)])
-def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(
-    tmp_path: Path, dtype: str, large: float, small: float
-) -> None:
+def test_bad_vectors_are_refused_with_ids(tmp_path: Path, dtype: str, large: float, small: float) -> None:
     made = writer(tmp_path / "X_0", dtype=dtype)
     for value, message in (
         (np.nan, "not finite"),
@@ -238,9 +234,7 @@ IDS_FILES = {
 
 
 @pytest.mark.parametrize("case", IDS_FILES)
-def test_ids_that_claim_what_they_cannot_hold_are_refused_before_memory_is_taken(
-    tmp_path: Path, case: str
-) -> None:
+def test_ids_that_claim_too_much_are_refused_before_memory_is_taken(tmp_path: Path, case: str) -> None:
     folder = replaced(shard(tmp_path / "X_0"), "ids-00000.npy", IDS_FILES[case])
     tracemalloc.start()
     try:
@@ -325,9 +319,7 @@ def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             open_shards([tmp_path / "X_0", tmp_path / "Z_0"])
 
 
-def test_a_verified_shard_is_read_again_only_when_a_file_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verified_shard_is_read_again_if_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     folder, read = shard(tmp_path / "X_0"), []
     real = checksums.verify_folder
@@ -405,9 +397,7 @@ def _shard(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_index_searches_what_was_stored(
-    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indexes_search_what_was_stored(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.formats.vector_shards._DECODED_ROWS", 30)
     (shard,) = open_shards([_shard(tmp_path / "v_0", dtype)])
     ids, vectors = (np.concatenate(parts) for parts in zip(*shard.chunks(), strict=True))

@@ -66,9 +66,7 @@ def test_vectors_are_those_of_the_original(
     np.testing.assert_allclose(loaded.encode_questions(TEXTS), expected["questions"], atol=1e-6)
 
 
-def test_another_encoder_stands_in_for_a_missing_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_encoder_stands_in_for_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     file = file_of(made, tmp_path / "x.cp", nested_params("some/unknown-encoder"))
     with pytest.raises(CheckpointError, match=r"x\.cp: it builds on some/unknown.*pretrained_model_cfg="):

@@ -200,9 +200,7 @@ def test_cls_pooling_of_causal_attention_is_refused_and_last_is_named(name: str)
 
 @pytest.mark.parametrize("name", MIXING)
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_backbone_that_sees_padding_is_told(
-    name: str, pooling: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_seeing_padding_is_told(name: str, pooling: str, caplog: pytest.LogCaptureFixture) -> None:
     backbone: Any = backbone_from_config(MIXING[name])
     with torch.no_grad():
         backbone.get_input_embeddings().weight[0] = 0.1  # as trained models have it, padding is no zero

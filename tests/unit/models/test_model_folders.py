@@ -159,9 +159,7 @@ def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, 
     ],
     ids=range(8),
 )
-def test_other_vectors_are_refused(
-    tmp_path: Path, modules: list[str], options: dict[str, Any], found: str
-) -> None:
+def test_others_are_refused(tmp_path: Path, modules: list[str], options: dict[str, Any], found: str) -> None:
     folder = as_sentence_transformers(written(tmp_path / "st"), *modules, **options)
     with pytest.raises(CheckpointError, match=found):
         BiEncoder.load(folder)

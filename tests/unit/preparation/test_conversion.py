@@ -56,9 +56,7 @@ def test_skipping_has_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert ":58: more than max_bad_rows=7 bad rows" in capsys.readouterr().err
 
 
-def test_there_and_back_through_every_format_that_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_there_and_back_through_all_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = tmp_path / "first.jsonl"
     assert main(["prepare", str(pairs(tmp_path / "p.tsv", 20, 0)), f"out={first}"]) == 0
     before = [(s.question, [p.text for p in s.positives]) for s in rows(first)]

@@ -99,18 +99,14 @@ def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.Capt
     assert f"{path}:1: the key 'hard_negatives_ctxs' is not read; did you mean hard_negative_ctxs?" in text
 
 
-def test_rows_with_labels_are_checked_as_they_are_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labelled_rows_are_checked_as_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.tsv"
     path.write_text("query\tpassage\tlabel\nq\ta passage\t1\nr\tno passage\t0\n")
     assert main(["check-data", str(path)]) == 0
     assert "questions without a positive" in capsys.readouterr().out
 
 
-def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lengths_are_in_tokens_and_rows_as_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder_folder(tmp_path / "model")
     samples = [TrainingSample("ba be", (Passage(" ".join(WORDS[:count]), "ca"),)) for count in (2, 4, 6, 20)]
     path = written(tmp_path / "t.jsonl", *samples)

@@ -107,9 +107,7 @@ def test_held_out_questions_are_hidden_where_they_are_searched_and_nowhere_else(
         assert words_of(train[place].question) not in words_of(f"{positive.title} {positive.text}")
 
 
-def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_bad_files_are_listed_and_a_folder_gives_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
     unread = [json.loads(line) for line in (prepared / "data" / "unread.jsonl").read_text().splitlines()]
     assert unread == [{"file": "bad.md", "reason": "not text: it holds the byte 0x00"}]
     counts = prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings())
@@ -120,9 +118,7 @@ def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(
         prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(seed=1))
 
 
-def test_what_is_not_read_is_named_in_the_log_and_a_word_file_has_no_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unread_files_are_named_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_folder(tmp_path / "docs", files=1)
     shutil.copy(Path(__file__).parents[2] / "fixtures" / "documents" / "guide.docx", folder / "guide.docx")
     assert main(["prepare", str(folder), f"out={tmp_path / 'out'}"]) == 0
@@ -153,9 +149,7 @@ def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path
     assert cafe.origin.file == "caf\\xe9.md"
 
 
-def test_given_questions_find_their_files_and_answers_and_alone_are_held_out(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_given_questions_find_their_answers_and_alone_are_held_out(prepared: Path, tmp_path: Path) -> None:
     passages = list(read_passages(prepared / "data" / "corpus.jsonl"))
     rng = random.Random(3)
     rows = ["question\tanswer", "which page one?\tpage1.md"]

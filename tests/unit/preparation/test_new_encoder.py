@@ -98,9 +98,7 @@ def test_a_cased_vocabulary_keeps_case() -> None:
         (["--layers", "-1"], "layers=-1 is out of range; it must be at least 0"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(
-    corpus: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
+def test_bad_sizes_leave_nothing(corpus: Path, tmp_path: Path, options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(corpus, tmp_path / "encoder", *options)
     assert not (tmp_path / "encoder").exists()

@@ -54,9 +54,7 @@ def test_the_same_is_made_once_and_something_else_is_refused(tmp_path: Path, mak
     assert not lock_of(target).exists()
 
 
-def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced_when_asked(
-    tmp_path: Path,
-) -> None:
+def test_what_others_made_is_refused_and_their_folders_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").write_text("mine")
@@ -69,9 +67,7 @@ def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced
         assert is_missing
 
 
-def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_note_and_file_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.replace
 
     def kill(source: Path, target: Path) -> None:
@@ -136,9 +132,7 @@ def test_an_output_error_is_one_of_the_system_and_one_for_people_and_travels_bet
     )
 
 
-def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_keeps_no_locks_and_no_unread_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(cache := tmp_path / "cache"))
     cache.mkdir()
     (cache / "killed.lock").touch()
@@ -236,9 +230,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize("kind", ["soft", "dangling", "hard", "pipe", "folder"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(
-    tmp_path: Path, precious: Path, name: str, kind: str
-) -> None:
+def test_a_link_in_place_of_output_is_refused(tmp_path: Path, precious: Path, name: str, kind: str) -> None:
     out = tmp_path / "shared" / "out"
     place = REFUSED[name][0](out)
     place.parent.mkdir(parents=True)
@@ -259,9 +251,7 @@ def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(
     assert [path.name for path in precious.parent.iterdir()] == ["precious"]
 
 
-def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(
-    tmp_path: Path, precious: Path
-) -> None:
+def test_a_link_in_place_of_a_temporary_name_is_replaced_not_followed(tmp_path: Path, precious: Path) -> None:
     out = tmp_path / "out"
     temporary_beside(out).symlink_to(precious)
     with durable_file(out) as file:

@@ -118,9 +118,7 @@ def test_metrics_are_those_of_all_scores(folder: Path, tmp_path: Path) -> None:
         assert value == pytest.approx(expected[name.removeprefix("eval/own/")], abs=1e-12), name
 
 
-def test_a_sample_keeps_what_is_relevant(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_keep_the_relevant(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exact = measured(folder, tmp_path, {})
     assert measured(folder, tmp_path, {"sample": PASSAGES}) == exact
     few = measured(folder, tmp_path, {"sample": 30})

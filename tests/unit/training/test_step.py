@@ -84,9 +84,7 @@ class Wrong(Loss):
     ("result", "found"),
     [(torch.zeros(8), "a Tensor"), (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)")],
 )
-def test_a_loss_of_another_shape_than_the_questions_is_refused(
-    tmp_path: Path, result: Any, found: str
-) -> None:
+def test_a_loss_of_another_shape_is_refused(tmp_path: Path, result: Any, found: str) -> None:
     model = tiny_model(tmp_path)
     step = step_of(model, Wrong(result), 0, torch.device("cpu"))
     with pytest.raises(ConfigError, match=rf"Wrong returned {found}; expected a LossResult"):
@@ -182,9 +180,7 @@ def lengths_seen(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_dropout_is_repeated_when_a_chunk_is_encoded_again(
-    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_repeats_for_chunks(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth keeps every chunk's graph: the same masks by construction, and one backward through all."""
     model = tiny_model(tmp_path, dropout=0.3, options=TowerOptions(packed=packed))
     recomputed = gradient(model, 40)
@@ -201,9 +197,7 @@ def test_dropout_is_repeated_when_a_chunk_is_encoded_again(
     assert any(not torch.allclose(other[name], recomputed[name]) for name in other)
 
 
-def test_graphs_stay_within_the_budget_and_are_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_keep_to_the_budget_and_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(tmp_path)
     total = batch_for(model).num_tokens
     calls = lengths_seen(model, monkeypatch)
@@ -229,9 +223,7 @@ def test_vectors_take_their_part_of_the_budget(tmp_path: Path, monkeypatch: pyte
     assert max_tokens / 2 - 24 <= kept <= max_tokens / 2
 
 
-def test_chunks_are_carried_on_without_the_global_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_go_on_without_the_global_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, carry_on = tiny_model(tmp_path), CachedStep._carry_on
     batch = batch_for(model)
     global_batch, of_global_batch = grad_cache.global_batch_loss, list[weakref.ref[torch.Tensor]]()

@@ -227,9 +227,7 @@ class Summed(Loss):
 
 
 @pytest.mark.parametrize("loss", [Summed(), None])
-def test_masked_scores_are_not_added_up(
-    tmp_path: Path, loss: Loss | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_masked_scores_in_a_sum(tmp_path: Path, loss: Loss | None, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(tmp_path / "encoder")
     samples = [TrainingSample("ba", (Passage(word),)) for word in ("be", "bi", "bo", "bu") * 4]
     sets = [ListSource(samples)]

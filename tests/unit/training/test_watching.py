@@ -61,9 +61,7 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
     # two, the best, and one that is being written; and the start
     [({}, 4, 4), ({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5)],
 )
-def test_a_dry_run_counts(
-    tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
-) -> None:
+def test_dry_runs_count(tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int) -> None:
     job = tiny_trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options)
     text = "\n".join(dry_run(job))
     assert "12 steps" in text and f"{validations} times" in text and "NOT ENOUGH" not in text

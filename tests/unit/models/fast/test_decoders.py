@@ -130,9 +130,7 @@ def test_varlen_attention_gets_what_is_seen(name: str, pooling: str, monkeypatch
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(("attention", "pooling"), [("sdpa", "mean"), ("varlen", "last")])
-def test_nobody_waits_for_the_device(
-    name: str, attention: str, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits(name: str, attention: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which has shapes and no values, so that whoever asks it for one fails."""
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     backbone = backbone_from_config(config_of(name), dropout=0.0)

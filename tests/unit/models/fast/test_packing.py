@@ -163,9 +163,7 @@ def widest_products(tower: Encoder) -> list[int]:
 
 @pytest.mark.parametrize("min_unpadded", [10, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_reading_one_token_equals_reading_it_from_all(
-    name: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_token_equals_that_of_all(name: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.models.fast.packed.CPU_UNPADDED", min_unpadded)
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     monkeypatch.setattr(attention, "plan_buckets", partial(plan_buckets, min_tokens=10))
@@ -243,9 +241,7 @@ def test_a_window_that_leaves_padding_without_keys_has_finite_gradients(name: st
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("num_queries", ["all", "one"])
-def test_windows_with_dropout_are_softmax_then_dropout_then_values(
-    window: int | None, causal: bool, num_queries: str
-) -> None:
+def test_windows_with_dropout_are_as_written_out(window: int | None, causal: bool, num_queries: str) -> None:
     """Against every sequence by itself, in values and in gradients, with the same masks of dropout."""
     lengths, longest, heads = [9, 6, 2], 9, 2
     size = 1, heads, sum(lengths), 4

@@ -89,9 +89,7 @@ def test_the_stray_sep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", varlen.DTYPES)
-def test_autocast_gives_the_kernel_half_precision(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_autocast_gives_it_half_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of(CONFIGS["modernbert"]), batch_of(LENGTHS)
     exact = encoded(as_sdpa(tower), batch)["vectors"]
     with torch.autocast("cpu", dtype=dtype):
