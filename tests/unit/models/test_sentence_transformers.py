@@ -317,15 +317,6 @@ def test_what_the_towers_cannot_do_is_refused(tmp_path: Path, kind: str) -> None
         BiEncoder.load(tmp_path / "st")
 
 
-def test_a_class_of_anyone_else_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
-    _, folder = saved(tmp_path, [body(tmp_path), pooling()])
-    file = folder / "modules.json"
-    own = "sentence_transformers.base.modules.transformer.Transformer"
-    file.write_text(file.read_text().replace(own, "custom_st.Transformer"))
-    with pytest.raises(CheckpointError, match=r"the modules are custom_st\.Transformer, Pooling"):
-        BiEncoder.load(folder)
-
-
 def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, [body(tmp_path), pooling(), dense(5)])
     assert BiEncoder.load(folder, settings=EncoderSettings(projection_dim=5)).dimension == 5

@@ -132,11 +132,6 @@ def test_damaged_frequencies_are_refused(tmp_path: Path, stored: object) -> None
         TokenFrequencies.read(tmp_path, vocab_size=len(VOCABULARY))
 
 
-def test_idf_is_positive_and_greatest_for_what_was_never_seen() -> None:
-    idf = TokenFrequencies(10, np.array([0, 1, 5, 10])).idf()
-    assert (np.diff(idf) < 0).all() and 0 < idf[-1] < 0.05
-
-
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dpr_trailing_sep"):
         tiny_model(static_folder(tmp_path / "static"), pooling="mean", dpr_trailing_sep=True)

@@ -22,7 +22,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from dpr.core.batch import TokenBatch, plan_buckets, plan_packs
+from dpr.core.batch import TokenBatch, plan_buckets
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
 from dpr.models.fast import attention
@@ -131,21 +131,6 @@ def test_other_backbones_are_padded_with_one_warning(caplog: pytest.LogCaptureFi
     batch = batch_of([6, 3])
     alone = towers[0](batch.select(torch.tensor([1])))
     torch.testing.assert_close(towers[0](batch)[1], alone[0], rtol=0, atol=1e-5)
-
-
-def test_packs_and_buckets_cover_all_tokens_in_order() -> None:
-    lengths = sorted(LENGTHS, reverse=True)
-    for limit in (1, 50, 10_000):
-        packs = plan_packs(lengths, limit)
-        assert [row for pack in packs for row in range(len(lengths))[pack]] == list(range(len(lengths)))
-        assert all(sum(lengths[pack]) <= limit or pack.stop - pack.start == 1 for pack in packs)
-    buckets = plan_buckets(lengths, min_tokens=20)
-    assert len(buckets) > 1
-    assert buckets[0].start == 0
-    assert buckets[-1].stop == sum(lengths)
-    assert [bucket.stop for bucket in buckets[:-1]] == [bucket.start for bucket in buckets[1:]]
-    assert sum(bucket.num_sequences for bucket in buckets) == len(lengths)
-    assert plan_packs([], 10) == plan_buckets([]) == []
 
 
 def tower_of(name: str, pooling: str = "cls") -> Encoder:
