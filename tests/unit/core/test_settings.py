@@ -17,7 +17,6 @@ from dpr.core.settings import (
     NO_EFFECT,
     WARNED,
     Settings,
-    check_type,
     drop_unused,
     flat_values,
     sections,
@@ -99,7 +98,6 @@ def test_what_does_nothing_is_known_and_set_to_its_default() -> None:
         ({"inner": Inner(kind="c")}, "inner.kind=c is not known; choose one of a, b"),
         ({"count": "3"}, "count='3' is not a whole number"),
         ({"count": True}, "count=True is not a whole number"),
-        ({"count": None}, "count=None is not a whole number"),
         ({"where": 1.5}, "where=1.5 is not a whole number or a text"),
         ({"count": 6, "inner": Inner(kind="b")}, "count=6 and inner.kind=b are mutually exclusive"),
     ],
@@ -144,14 +142,6 @@ def test_settings_are_listed_with_their_words_and_rules() -> None:
 def test_values_are_found_by_what_a_change_means() -> None:
     assert flat_values(Outer(), (IDENTITY, WARNED)) == {"inner.share": 0.5, "inner.kind": "a"}
     assert flat_values(Outer(), (NO_EFFECT,)) == {"count": 1}
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [([1], list[int]), ((1, 2), list[int] | None), ({}, dict[str, Any]), (1, float), ("x", Any)],
-)
-def test_types_that_are_taken(value: Any, hint: Any) -> None:
-    check_type("key", value, hint)
 
 
 _NAMES_OF_PATHS = (

@@ -122,22 +122,15 @@ def test_stored_passages_become_tokens_of_texts(
 def test_what_is_cut_is_never_the_prompt(kind: str) -> None:
     tensorizer, long = tensorizer_of(kind, TEXT, sequence_length=32, question_length=12), " ".join(WORDS)
     before, _ = tensorizer.join_rule.single if tensorizer.join_rule else ([], [])
+    cropped = lambda passage: tensorizer.cropped_passage_tokens(passage, 20, np.random.default_rng(0))
     for prompt, text, length in (
         (TEXT.query_prompt, tensorizer.question_tokens([long])[0], 12),
         (TEXT.prompts["web"], tensorizer.question_tokens([long], prompt="web")[0], 12),
         (TEXT.passage_prompt, tensorizer.passage_tokens([Passage(long)])[0], 32),
         (TEXT.passage_prompt, tensorizer.passage_tokens([Passage(long, long)])[0], 32),
         (TEXT.passage_prompt, tensorizer.passage_tokens([Passage(long, long * 9)])[0], 32),
-        (
-            TEXT.passage_prompt,
-            tensorizer.cropped_passage_tokens(Passage(long), 20, np.random.default_rng(0)),
-            20,
-        ),
-        (
-            TEXT.passage_prompt,
-            tensorizer.cropped_passage_tokens(Passage(long, long), 20, np.random.default_rng(0)),
-            20,
-        ),
+        (TEXT.passage_prompt, cropped(Passage(long)), 20),
+        (TEXT.passage_prompt, cropped(Passage(long, long)), 20),
     ):
         expected = [*before, *tensorizer.bare_tokens([prompt.strip()])[0]]
         assert len(text) == length
@@ -172,14 +165,9 @@ def test_a_prompt_that_would_be_cut_is_refused() -> None:
         tensorizer_of("bert", TextSettings(passage_prompt="bi "), sequence_length=5)
     with pytest.raises(ConfigError, match="cuts texts at their beginning"):
         Tensorizer(fast_tokenizer("bert", truncation_side="left"), sequence_length=32).set_text_settings(TEXT)
+    cropping = Augmentation(crop_tokens=5)
     with pytest.raises(ConfigError, match=r"train.augment.crop_tokens=5 leaves no room"):
-        Collator(
-            tensorizer_of("bert", TEXT),
-            num_hard=0,
-            num_other=0,
-            seed=0,
-            augmentation=Augmentation(crop_tokens=5),
-        )
+        Collator(tensorizer_of("bert", TEXT), num_hard=0, num_other=0, seed=0, augmentation=cropping)
 
 
 @pytest.mark.parametrize(

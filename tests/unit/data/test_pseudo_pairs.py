@@ -28,7 +28,7 @@ from dpr.data.tokens import StoredPairs, open_tokens
 from dpr.losses.candidates import find_candidates
 from dpr.losses.symmetric import competing_questions
 from tests.helpers.tiny import WORDS, encoder_folder
-from tests.unit.data.test_tokens import values
+from tests.unit.core.test_batch import values
 
 SET = DataSetSettings()
 

@@ -115,14 +115,10 @@ def test_a_selector_that_is_no_position_and_no_token_is_refused(folder: Path, se
     with pytest.raises(ConfigError, match="selector="):
         small.representation_positions(small.question_tokens(["ba be"]), selector)
     # A data set with it is refused when the global batches are planned, before a worker meets it.
+    sets = [(ListSource(make_samples(4)), DataSetSettings(selector=selector))]
+    collator = Collator(small, num_hard=0, num_other=0)
     with pytest.raises(ConfigError, match="selector="):
-        cut_into_batches(
-            [(ListSource(make_samples(4)), DataSetSettings(selector=selector))],
-            Collator(small, num_hard=0, num_other=0),
-            global_batch_size=2,
-            ranks=Ranks(),
-            seed=0,
-        )
+        cut_into_batches(sets, collator, global_batch_size=2, ranks=Ranks(), seed=0)
 
 
 def test_a_crop_is_a_window_of_the_text_behind_the_title(folder: Path) -> None:

@@ -174,12 +174,8 @@ def test_the_command_fetches_keys_where_data_sets_are_looked_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    server.files |= {
-        "/biencoder-nq.json.gz": gzip.compress(b"[]"),
-        "/v_0": b"a",
-        "/v_1": b"b",
-        "/LICENSE": b"free",
-    }
+    server.files |= {"/biencoder-nq.json.gz": gzip.compress(b"[]"), "/LICENSE": b"free"}
+    server.files |= {"/v_0": b"a", "/v_1": b"b"}
     (tmp_path / "my" / "resources").mkdir(parents=True)
     (tmp_path / "my" / "resources" / "mine.yaml").write_text(
         f"data.retriever.nq-train:\n  url: {server.url}/biencoder-nq.json.gz\n  also: {server.url}/LICENSE\n"
@@ -210,11 +206,8 @@ def test_the_catalogue_is_listed_and_leads_to_the_data_sets(capsys: pytest.Captu
     for key, entry in catalogue.items():
         assert f"{key} " in listed
         targets |= {url: str(file) for url, file in files_of(key, ResourceConfig(**entry), Path("downloads"))}
-    for name in (
-        "datasets/encoder_train_default",
-        "datasets/retriever_default",
-        "ctx_sources/default_sources",
-    ):
+    names = "datasets/encoder_train_default datasets/retriever_default ctx_sources/default_sources"
+    for name in names.split():
         for key, entry in yaml.safe_load((conf_folder() / f"{name}.yaml").read_text()).items():
             assert targets[entry["source"]].removesuffix(".gz") == entry["file"], key
 

@@ -173,10 +173,8 @@ def test_pairs_frames_and_examples_are_rows(tmp_path: Path, monkeypatch: pytest.
     import pandas
 
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    rows = [
-        {"question": "who is it?", "positive": "p 1", "negative": ["n"]},
-        {"question": "b", "positive": "q"},
-    ]
+    rows: list[dict[str, Any]] = [{"question": "who is it?", "positive": "p 1", "negative": ["n"]}]
+    rows.append({"question": "b", "positive": "q"})
     expected = [opened(rows, tmp_path)[row] for row in range(2)]
     texts = [("who is it?", "p 1", "n"), ["b", "q"]]
     frame = pandas.DataFrame({"question": ["who is it?", "b"], "positive": ["p 1", "q"]})

@@ -29,23 +29,18 @@ T5: dict[str, Any] = {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 64
 T5["vocab_size"] = len(VOCABULARY)
 GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 80, "vocab_size": 100}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
+OPT = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100}
+DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 100}
 WITH_DROPOUT = {
     "gpt2": transformers.GPT2Config(**GPT2),
     "t5": transformers.T5Config(**T5, dropout_rate=0.1),
     "bert": transformers.BertConfig(**SMALL),
-    "distilbert": transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100),
+    "distilbert": transformers.DistilBertConfig(**DISTIL),
     "bloom": transformers.BloomConfig(
         hidden_size=32, n_layer=2, n_head=2, vocab_size=100, hidden_dropout=0.1, attention_dropout=0.1
     ),
     "xlnet": transformers.XLNetConfig(d_model=32, n_layer=2, n_head=2, d_inner=64, vocab_size=100),
-    "opt": transformers.OPTConfig(
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        vocab_size=100,
-        word_embed_proj_dim=32,
-    ),
+    "opt": transformers.OPTConfig(**OPT, word_embed_proj_dim=32),
 }
 
 
@@ -225,12 +220,7 @@ def test_others_are_not(name: str, packed: bool, caplog: pytest.LogCaptureFixtur
         (transformers.GPT2Config(**GPT2), 80),
         (WITH_DROPOUT["opt"], 2048),
         (transformers.MPNetConfig(**SMALL), 78),
-        (
-            transformers.DistilBertConfig(
-                dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100, max_position_embeddings=20
-            ),
-            20,
-        ),
+        (transformers.DistilBertConfig(**DISTIL, max_position_embeddings=20), 20),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )

@@ -104,11 +104,8 @@ def test_a_backbone_that_transformers_has_needs_no_code(family: str, tmp_path: P
     settings = EncoderSettings(pooling="mean", normalize=True, sequence_length=64)
     model = BiEncoder.load(tmp_path, settings=settings)
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
-    parts = [
-        modules.Transformer(str(tmp_path)),
-        modules.Pooling(32, pooling_mode="mean"),
-        modules.Normalize(),
-    ]
+    pooling = modules.Pooling(32, pooling_mode="mean")
+    parts = [modules.Transformer(str(tmp_path)), pooling, modules.Normalize()]
     assert difference(model, library.SentenceTransformer(modules=parts, device="cpu")) < 1e-5
 
 

@@ -51,9 +51,9 @@ def _config(folder: Path) -> Any:
     return AutoConfig.from_pretrained(str(folder))
 
 
-def dense(rows: int = 5, **options: Any) -> Any:
+def dense(rows: int = 5, *, in_features: int = 16, **options: Any) -> Any:
     torch.manual_seed(5)
-    return modules.Dense(16, rows, **{"activation_function": IDENTITY, **options})
+    return modules.Dense(in_features, rows, **{"activation_function": IDENTITY, **options})
 
 
 def static(folder: Path, *, length: int | None = None) -> Any:
@@ -80,22 +80,10 @@ Made = tuple[list[Any], dict[str, Any]]
 MODELS: dict[str, Callable[[Path], Made]] = {
     "mean, scaled": lambda path: ([body(path), pooling("mean"), modules.Normalize()], {}),
     "prompts": lambda path: ([body(path), pooling("mean")], {"prompts": PROMPTS}),
-    "lengths of both sides": lambda path: (
-        [body(path, query_length=9, document_length=14), pooling("mean")],
-        {},
-    ),
-    "projection with tanh": lambda path: (
-        [body(path), pooling(), dense(activation_function=torch.nn.Tanh())],
-        {},
-    ),
+    "two lengths": lambda path: ([body(path, query_length=9, document_length=14), pooling("mean")], {}),
+    "tanh": lambda path: ([body(path), pooling(), dense(activation_function=torch.nn.Tanh())], {}),
     "projections after each other": lambda path: (
-        [
-            body(path),
-            pooling("mean"),
-            dense(40),
-            modules.Dense(40, 6, bias=False, activation_function=IDENTITY),
-            modules.Normalize(),
-        ],
+        [body(path), pooling("mean"), dense(40), dense(6, in_features=40, bias=False), modules.Normalize()],
         {},
     ),
     "projection, cut": lambda path: ([body(path), pooling("mean"), dense()], {"truncate_dim": 3}),
@@ -240,26 +228,14 @@ def without_prompts(path: Path) -> Made:
 REFUSED: dict[str, tuple[Callable[[Path], Made], str]] = {
     "activation": (then(dense(activation_function=torch.nn.ReLU())), "ReLU.*, expected Identity or Tanh"),
     "activation in the middle": (then(modules.Dense(16, 16), dense()), "another Dense comes after"),
-    "scaled, then projected": (
-        then(modules.Normalize(), dense()),
-        "are Transformer, Pooling, Normalize, Dense",
-    ),
+    "scaled, projected": (then(modules.Normalize(), dense()), "are Transformer, Pooling, Normalize, Dense"),
     "other module": (then(modules.LayerNorm(16)), "the modules are Transformer, Pooling, LayerNorm"),
     "residual connection": (then(dense(use_residual=True)), "use_residual is the boolean True"),
     "similarity": (then(similarity="manhattan"), "the similarity is"),
     "cut after scaling": (then(modules.Normalize(), truncate_dim=3), "truncate_dim is"),
-    "token types": (
-        lambda path: ([_marked(body(path)), pooling()], {}),
-        "gives the tokens of a text other types",
-    ),
-    "prompts left out": (
-        without_prompts,
-        "1_Pooling/config.json: this Pooling leaves the tokens of prompts out",
-    ),
-    "poolings joined": (
-        lambda path: ([body(path), pooling(["mean", "max"])], {}),
-        "this Pooling is by mean and max",
-    ),
+    "token types": (lambda path: ([_marked(body(path)), pooling()], {}), "tokens of a text other types"),
+    "no prompts": (without_prompts, "1_Pooling/config.json: this Pooling leaves the tokens of prompts out"),
+    "poolings joined": (lambda path: ([body(path), pooling(["mean", "max"])], {}), "is by mean and max"),
     "chat template": (
         lambda path: ([_chat(body(path, "decoder")), pooling("lasttoken", 32)], {}),
         "modality_config is an object",

@@ -122,12 +122,7 @@ def test_help_shows_every_format_with_an_example(capsys: pytest.CaptureFixture[s
 
 REAL = {
     "qed/qed-dev.jsonl.gz": (
-        [
-            "question=question_text",
-            "positive=paragraph_text",
-            "title=title_text",
-            "answers=original_nq_answers.string",
-        ],
+        "question=question_text positive=paragraph_text title=title_text answers=original_nq_answers.string".split(),
         "read 1,355, kept 1,355",
     ),
     "cranfield": (

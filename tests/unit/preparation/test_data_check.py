@@ -68,10 +68,8 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     assert check.findings[data_check.REPEATED].places == [f"{path}:4"]
     assert check.findings[data_check.CONTRADICTED].places == [f"{path}:2", f"{path}:5"]
     # 19 of 21 words; the other half is no repeat
-    assert (check.findings[data_check.NEAR].count, check.findings[data_check.NEAR].places) == (
-        1,
-        [f"{path}:6"],
-    )
+    near = check.findings[data_check.NEAR]
+    assert (near.count, near.places) == (1, [f"{path}:6"])
     assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
 
 

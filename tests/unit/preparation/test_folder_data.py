@@ -62,11 +62,8 @@ def test_passages_keep_every_word_in_order_and_never_cross_a_heading(prepared: P
         assert passage.text.split() == body.split()
         assert passage.title.endswith(f" > {heading}")
     first = json.loads((prepared / "data" / "corpus.jsonl").read_text().splitlines()[0])
-    assert first["metadata"] == {
-        "file": "part 0/page0.md",
-        "heading": first["title"].split(" > ")[1],
-        "line": 3,
-    }
+    heading = first["title"].split(" > ")[1]
+    assert first["metadata"] == {"file": "part 0/page0.md", "heading": heading, "line": 3}
 
 
 def test_a_long_section_is_cut_at_sentences_with_the_overlap_that_was_asked_for() -> None:
@@ -76,14 +73,9 @@ def test_a_long_section_is_cut_at_sentences_with_the_overlap_that_was_asked_for(
     assert [piece.overlap for piece in pieces] == ["", *(told[place] for place in range(2, 18, 3))]
     assert " ".join(f"{piece.first} {piece.rest}" for piece in pieces) == " ".join(told)
     assert all(len(piece.passage().text.split()) <= 35 + 12 for piece in pieces)
-    assert cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)[2].rest == ""
-    assert (
-        sum(
-            len(piece.passage().text.split())
-            for piece in cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)
-        )
-        == 100
-    )
+    pieces = cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)
+    assert pieces[2].rest == ""
+    assert sum(len(piece.passage().text.split()) for piece in pieces) == 100
 
 
 def test_held_out_questions_are_hidden_where_they_are_searched_and_nowhere_else(prepared: Path) -> None:

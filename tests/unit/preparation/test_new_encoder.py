@@ -22,13 +22,8 @@ def corpus(tmp_path: Path) -> Path:
     syllables = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
     words = ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(400)]
     path = tmp_path / "corpus.tsv"
-    write_passages(
-        path,
-        (
-            Passage(" ".join(generator.choices(words, k=30)) + ", Caf\u00e9!", "A Title", str(row))
-            for row in range(200)
-        ),
-    )
+    texts = [" ".join(generator.choices(words, k=30)) + ", Caf\u00e9!" for _ in range(200)]
+    write_passages(path, [Passage(text, "A Title", str(row)) for row, text in enumerate(texts)])
     return path
 
 

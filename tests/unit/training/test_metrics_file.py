@@ -202,7 +202,6 @@ def test_every_training_run_has_its_page(tmp_path: Path) -> None:
         torch.__version__,
         "Learning rate",
         "Gradient norm",
-        "eval/nll_loss",
     ):
         assert words in end
     assert str(tmp_path) not in end and "is missing" not in end

@@ -102,17 +102,9 @@ def packed(
             archive.writestr("archive/data.pkl", stream)
             archive.writestr("archive/data/0", data)
     else:
-        head = [
-            0x1950A86A20F9469CFC6C,
-            1001,
-            {"protocol_version": 1001, "little_endian": True, "type_sizes": {}},
-        ]
-        file.write_bytes(
-            b"".join(pickle.dumps(item, protocol=2) for item in head)
-            + stream
-            + pickle.dumps(["0"], protocol=2)
-            + data
-        )
+        system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
+        head, tail = (0x1950A86A20F9469CFC6C, 1001, system), pickle.dumps(["0"], protocol=2)
+        file.write_bytes(b"".join(pickle.dumps(item, protocol=2) for item in head) + stream + tail + data)
     return file
 
 

@@ -33,14 +33,11 @@ from dpr.models.properties import trial
 from tests.helpers.training import assert_near, encoded
 from tests.helpers.varlen import on_any_device
 
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": 100,
-    "max_position_embeddings": 80,
-}
+SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 80}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100}
+TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODERN = SMALL | TOKENS | {"cls_token_id": 1, "sep_token_id": 2}
+MODERN |= {"local_attention": 8, "global_attn_every_n_layers": 2}
 CONFIGS = {
     "bert": BertConfig(**SMALL),
     "roberta": RobertaConfig(**SMALL),
@@ -48,16 +45,7 @@ CONFIGS = {
         dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=100, max_position_embeddings=80
     ),
     "electra": ElectraConfig(**SMALL, embedding_size=32),
-    "modernbert": ModernBertConfig(
-        **SMALL,
-        local_attention=8,
-        global_attn_every_n_layers=2,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
-        sep_token_id=2,
-    ),
+    "modernbert": ModernBertConfig(**MODERN),
 }
 LENGTHS = [1, 40, 7, 7, 3, 25, 40, 2, 12]
 
@@ -198,9 +186,6 @@ def test_a_last_layer_that_mixes_tokens_beside_its_attention_stays_whole() -> No
     assert not backbone.encoder.layer[-1]._forward_pre_hooks
 
 
-TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MODERN = SMALL | TOKENS | {"cls_token_id": 1, "sep_token_id": 2}
-MODERN |= {"local_attention": 8, "global_attn_every_n_layers": 2}
 GEMMA = SMALL | TOKENS | {"head_dim": 16, "use_bidirectional_attention": True}
 GEMMA["layer_types"] = ["sliding_attention", "full_attention"]
 WINDOWED: dict[str, Any] = {
