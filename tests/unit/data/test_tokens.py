@@ -267,14 +267,12 @@ def test_a_killed_build_keeps_its_finished_parts(
 def test_processes_that_start_together_build_one_store(text: TrainingSet, tensorizer: Tensorizer) -> None:
     context = mp.get_context("fork")
     writes = context.Value("i", 0)
-    processes = [
-        context.Process(target=_build_slowly, args=(text, tensorizer, 0.1, writes)) for _ in range(3)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    started = [context.Process(target=_build_slowly, args=(text, tensorizer, 0.1, writes)) for _ in range(3)]
+    for each in started:
+        each.start()
+    for each in started:
+        each.join(60)
+    assert [each.exitcode for each in started] == [0, 0, 0]
     assert writes.value == len(PARTS)
     stored(text, tensorizer)
 

@@ -280,9 +280,8 @@ def test_a_store_is_made_once_for_the_same_content(tmp_path: Path, monkeypatch: 
 def test_bad_rows_are_named_with_their_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "c.jsonl"
-    path.write_text(
-        "".join(json.dumps({"_id": str(n), "text": 5 if n == 40 else "x"}) + "\n" for n in range(50))
-    )
+    rows = [{"_id": str(n), "text": 5 if n == 40 else "x"} for n in range(50)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(InputError, match=r"c\.jsonl:41: text is the number 5"):
         open_store(path)
     path = tmp_path / "c.tsv"

@@ -509,9 +509,7 @@ def test_every_text_of_a_word_file_is_read_and_no_deleted_one(tmp_path: Path) ->
         '{}<w:r><w:footnoteReference w:id="2"/></w:r>',
     ]
     texts = [f"text{number}&lt;i&gt;*_" for number in range(len(holders))]
-    body = "".join(
-        f"<w:p>{holder.format(run(text))}</w:p>" for holder, text in zip(holders, texts, strict=True)
-    )
+    body = "".join(f"<w:p>{part.format(run(text))}</w:p>" for part, text in zip(holders, texts, strict=True))
     body += f"<w:tbl><w:tr>{cell}</w:tr><w:customXml><w:tr>{cell.replace('cell', 'custom')}</w:tr></w:customXml></w:tbl>"
     body += f"<w:p><w:del>{run('deleted')}</w:del><w:moveFrom>{run('moved')}</w:moveFrom>{run('left')}</w:p>"
     note = f'<w:footnote w:id="2"><w:p><w:moveTo>{run("noted")}</w:moveTo></w:p></w:footnote>'

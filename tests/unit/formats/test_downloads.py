@@ -59,9 +59,8 @@ def handler(state: Server) -> type[BaseHTTPRequestHandler]:
         def _send(self, content: bytes) -> None:
             self.send_response(200)
             if state.with_length:
-                self.send_header(
-                    "Content-Length", state.length.encode().decode("latin-1") or str(len(content))
-                )
+                length = state.length.encode().decode("latin-1")
+                self.send_header("Content-Length", length or str(len(content)))
             self.end_headers()
             with suppress(ConnectionError):  # of a client that has read enough
                 self.wfile.write(content[: state.break_after.pop(0)] if state.break_after else content)

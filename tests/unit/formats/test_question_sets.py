@@ -116,10 +116,8 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
     expected = [Question("a", "0", ("x", "y")), Question("b", "1", ("z",))]
     assert questions(nq_open, tmp_path / "q.json") == expected
     webquestions = '[{"qId": "w", "qText": "a", "gold": ["x"]}]'
-    found = questions(
-        webquestions, tmp_path / "q.json", question_attr="qText", answers_attr="gold", id_attr="qId"
-    )
-    assert found == [Question("a", "w", ("x",))]
+    names = {"question_attr": "qText", "answers_attr": "gold", "id_attr": "qId"}
+    assert questions(webquestions, tmp_path / "q.json", **names) == [Question("a", "w", ("x",))]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +208,8 @@ def test_real_sets_are_read_whole(shared_data: Path) -> None:
 
 def test_results_file_is_dprs_byte_for_byte_layout(tmp_path: Path) -> None:
     hit = Hit("wiki:1", "T\u2028", "text", 81.25, True)
-    write_results(
-        tmp_path / "r.json", [RetrievedQuestion("who?", "0", ("a",), [hit, Hit("2", "", "x", -1.0)])] * 2
-    )
+    question = RetrievedQuestion("who?", "0", ("a",), [hit, Hit("2", "", "x", -1.0)])
+    write_results(tmp_path / "r.json", [question] * 2)
     text = (tmp_path / "r.json").read_text(encoding="utf-8")
     loaded = json.loads(text)
     assert text == json.dumps(loaded, indent=4, ensure_ascii=False) + "\n"

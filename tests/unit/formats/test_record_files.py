@@ -49,12 +49,10 @@ def test_streaming_gives_what_json_loads_gives(
     """The window is far smaller than a record, so that every way of being cut is met."""
     path = tmp_path_factory.mktemp("json") / "x"
     if layout == "[":
-        path.write_text(
-            json.dumps(objects, indent=indent, ensure_ascii=ascii_only), encoding="utf-8", newline=""
-        )
+        text = json.dumps(objects, indent=indent, ensure_ascii=ascii_only)
     else:
-        lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
-        path.write_text("\n".join(lines), encoding="utf-8", newline="")
+        text = "\n".join(json.dumps(value, ensure_ascii=ascii_only) for value in objects)
+    path.write_text(text, encoding="utf-8", newline="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_files, "_WINDOW", window)
         assert read(path) == objects

@@ -87,9 +87,8 @@ def as_beir(sample: TrainingSample) -> TrainingSample:
     sample = with_ids(sample)
     positives = tuple(dict.fromkeys(sample.positives))
     hard = tuple(dict.fromkeys(passage for passage in sample.hard_negatives if passage not in positives))
-    return replace(
-        sample, positives=positives, hard_negatives=hard, answers=tuple(dict.fromkeys(sample.answers))
-    )
+    answers = tuple(dict.fromkeys(sample.answers))
+    return replace(sample, positives=positives, hard_negatives=hard, answers=answers)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +124,8 @@ def test_squad_paragraphs_are_read(tmp_path: Path, indent: int | None) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"data": articles, "version": ["1.1", {"a": 2}]}, indent=indent))
     positives = (Passage("p", "A title"),)
-    assert samples_of(path) == [
-        TrainingSample("q", positives, answers=("x", "y")),
-        TrainingSample("r", positives),
-    ]
+    first, second = TrainingSample("q", positives, answers=("x", "y")), TrainingSample("r", positives)
+    assert samples_of(path) == [first, second]
 
 
 def test_columns_are_read_from_folders_with_splits(tmp_path: Path) -> None:
@@ -182,14 +179,13 @@ def test_grades_decide_what_a_passage_is(tmp_path: Path) -> None:
 
 
 def test_judgements_of_unknown_passages_are_bad_rows(tmp_path: Path) -> None:
-    folder = beir_folder(
-        tmp_path / "b", "1\td1\t1", "1\tnowhere\t1", "9\td1\t1", "1\td2\tx\t1\t2", "2\td2\tmuch"
-    )
+    bad = ("1\tnowhere\t1", "9\td1\t1", "1\td2\tx\t1\t2", "2\td2\tmuch")
+    folder = beir_folder(tmp_path / "b", "1\td1\t1", *bad)
     rows = rows_of(folder)
-    bad = {row.line: str(row.error) for row in rows if row.error}
-    assert set(bad) == {3, 4, 5, 6}
-    assert f"{folder / 'qrels' / 'train.tsv'}:3: the passage id 'nowhere' is not in " in bad[3]
-    assert "the question id '9' is not in" in bad[4]
+    errors = {row.line: str(row.error) for row in rows if row.error}
+    assert set(errors) == {3, 4, 5, 6}
+    assert f"{folder / 'qrels' / 'train.tsv'}:3: the passage id 'nowhere' is not in " in errors[3]
+    assert "the question id '9' is not in" in errors[4]
     assert [row.sample.question for row in rows if row.sample] == ["one"]
 
 
@@ -390,9 +386,8 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
     record = {"faq": {"title": "how?"}, "body": "so.", "about": "T", "spans": spans}
     path = lines(tmp_path / "f.jsonl", record)
     columns = {"question": "faq.title", "positive": "body", "title": "about", "answers": "spans.string"}
-    assert samples_of(path, columns=columns) == [
-        TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))
-    ]
+    expected = TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))
+    assert samples_of(path, columns=columns) == [expected]
     with pytest.raises(InputError, match=r"name columns: .*dpr prepare FILE question="):
         format_of(path, ReadOptions(open_store))
     (row,) = rows_of(path, columns={"question": "faq.title", "positive": "text"})
@@ -401,13 +396,10 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
 
 def test_squad_in_parquet_keeps_title_and_answers(tmp_path: Path) -> None:
     answers = {"text": ["x", "x", "y"], "answer_start": [0, 0, 4]}
-    pq.write_table(
-        pa.table({"id": ["1"], "title": ["T"], "context": ["c"], "question": ["q"], "answers": [answers]}),
-        tmp_path / "s.parquet",
-    )
-    assert samples_of(tmp_path / "s.parquet") == [
-        TrainingSample("q", (Passage("c", "T"),), answers=("x", "y"))
-    ]
+    row = {"id": "1", "title": "T", "context": "c", "question": "q", "answers": answers}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "s.parquet")
+    expected = TrainingSample("q", (Passage("c", "T"),), answers=("x", "y"))
+    assert samples_of(tmp_path / "s.parquet") == [expected]
 
 
 DETECTED = {

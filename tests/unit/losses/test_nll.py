@@ -68,10 +68,8 @@ def test_another_known_positive_is_masked_for_its_question_only() -> None:
     result = loss_of(global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid)))
     assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
     assert int(result.num_correct) == 2
-    unmasked = loss_of(
-        global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid), rule="dpr")
-    )
-    assert float(unmasked.loss) > float(result.loss)
+    plain = loss_of(global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid), rule="dpr"))
+    assert float(plain.loss) > float(result.loss)
 
 
 def test_padding_of_the_known_table_never_masks_a_passage() -> None:
@@ -79,9 +77,8 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
     ids = torch.tensor([[0, 0], [1, 0]])
     known = torch.zeros(1, 3, 2, dtype=torch.int64)
     absent = torch.zeros(1, 3, dtype=torch.bool)
-    candidates = find_candidates(
-        "distinct", torch.tensor([1]), torch.tensor([True, True]), ids, known, absent
-    )
+    facts = torch.tensor([1]), torch.tensor([True, True])
+    candidates = find_candidates("distinct", *facts, ids, known, absent)
     assert not (candidates.mask_(torch.zeros(1, 2)) == MASKED_SCORE).any()
 
 
@@ -135,7 +132,7 @@ def test_equal_texts_under_different_ids_are_one_passage_on_every_rank(seed: int
         one = identities(listed)[None], torch.ones(1, len(listed), dtype=torch.bool)
         found = find_candidates("distinct", torch.tensor([3 * question]), valid, ids, *one)
         masked = [
-            first[slot] for slot, each in enumerate(slots) if any(is_same(each, other) for other in listed)
+            first[slot] for slot, its in enumerate(slots) if any(is_same(its, other) for other in listed)
         ]
         expected = [
             first[slot] == slot and (slot not in masked or slot == first[3 * question]) for slot in range(12)

@@ -45,10 +45,8 @@ def written(folder: Path, *, family: str = "bert") -> Path:
         model: Any = BertModel(BertModel.config_class.from_pretrained(str(folder)))
     else:
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-        config = RobertaConfig(
-            vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes
-        )
-        model = AutoModel.from_config(config)
+        sized = RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes)
+        model = AutoModel.from_config(sized)
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     return folder

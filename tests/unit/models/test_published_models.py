@@ -42,10 +42,8 @@ def difference(model: BiEncoder, theirs: Any, **prompts: str) -> float:
     """The largest difference of a number of the vectors of questions and passages."""
     scaled = model.settings.normalize
     questions = theirs.encode_query(TEXTS, prompt=prompts.get("query_prompt"), normalize_embeddings=scaled)
-    passages = theirs.encode_document(
-        TEXTS, prompt=prompts.get("passage_prompt"), normalize_embeddings=scaled
-    )
-    pairs = [(model.encode_questions(TEXTS), questions), (model.encode_passages(TEXTS), passages)]
+    found = theirs.encode_document(TEXTS, prompt=prompts.get("passage_prompt"), normalize_embeddings=scaled)
+    pairs = [(model.encode_questions(TEXTS), questions), (model.encode_passages(TEXTS), found)]
     scale = max(1.0, *(float(np.abs(expected).max()) for _, expected in pairs))
     return max(float(np.abs(ours - expected).max()) for ours, expected in pairs) / scale
 

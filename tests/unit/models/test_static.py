@@ -162,9 +162,8 @@ TEXTS = ["ba be bi", "bo", "ba ba ba bu ke"]
 def with_table(folder: Path, **settings: Any) -> BiEncoder:
     model = tiny_model(folder, dtype=torch.float32, static_questions=True, **settings)
     with torch.no_grad():  # as if it were trained
-        model.question_model.pooling.token_weights.uniform_(
-            0.2, 3, generator=torch.Generator().manual_seed(1)
-        )
+        weights = model.question_model.pooling.token_weights
+        weights.uniform_(0.2, 3, generator=torch.Generator().manual_seed(1))
     return model.eval()
 
 

@@ -79,7 +79,7 @@ def test_swapped_columns_are_said_here_and_in_training() -> None:
     assert "swapped (13 and 4 words" in look_swapped(passages, questions)
     assert "swapped" in look_swapped(passages, [f"\u5317\u4eac{n}\uff1f" for n in range(9)])
     assert "swapped" in look_swapped(
-        [f"{text} " * 3 for text in passages], [f"{word} north" for word in WORDS]
+        [f"{text} " * 3 for text in passages], [f"{each} north" for each in WORDS]
     )
     for fine in (questions, WORDS, passages):
         assert not look_swapped(fine, passages)
@@ -143,9 +143,7 @@ def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.Ca
 def test_many_negatives_do_not_make_it_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.preparation.data_check._COMPARISONS", 100)
     near = Passage(" ".join(WORDS).replace("fu", "xx"))
-    rows = (
-        sample(row, positives=(Passage(" ".join(WORDS)),), hard_negatives=(near,) * 10) for row in range(50)
-    )
+    rows = (sample(n, positives=(Passage(" ".join(WORDS)),), hard_negatives=(near,) * 10) for n in range(50))
     check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions(open_store))
     assert check.texts["hard negative"].seen == 500
     assert check.findings[data_check.NEAR].count == 110

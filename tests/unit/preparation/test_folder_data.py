@@ -115,9 +115,7 @@ def test_unread_files_are_named_in_the_log(tmp_path: Path, capsys: pytest.Captur
     shutil.copy(Path(__file__).parents[2] / "fixtures" / "documents" / "guide.docx", folder / "guide.docx")
     assert main(["prepare", str(folder), f"out={tmp_path / 'out'}"]) == 0
     assert "bad.md is not read: not text: it holds the byte 0x00" in capsys.readouterr().err
-    of_word = [
-        one for one in read_passages(tmp_path / "out" / "corpus.jsonl") if one.origin.file == "guide.docx"
-    ]
+    of_word = [p for p in read_passages(tmp_path / "out" / "corpus.jsonl") if p.origin.file == "guide.docx"]
     assert {one.origin.place for one in of_word} == {"guide.docx"}
     assert Origin("coffee.docx", "", 0).place == "coffee.docx"  # as earlier corpora have it
 
@@ -134,9 +132,7 @@ def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path
     unread = [json.loads(line) for line in (tmp_path / "out" / "unread.jsonl").read_text().splitlines()]
     assert [one["file"] for one in unread] == ["\\xe9.html", "bad.md", "pipe.txt"]
     assert "is a pipe, not a file" in unread[2]["reason"]
-    (cafe,) = [
-        passage for passage in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in passage.text
-    ]
+    (cafe,) = [one for one in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in one.text]
     assert cafe.origin is not None
     assert cafe.origin.file == "caf\\xe9.md"
 

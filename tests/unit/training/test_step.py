@@ -60,9 +60,7 @@ def test_nobody_waits_for_the_device(
     assert len(batch) * len(batch.context_row) > 20 and not batch.context_valid.all()
     result = step_of(model, LOSSES[name](max_scores), max_tokens, META)(batch, num_batches=1, is_last=True)
     assert result.loss.device == result.num_correct.device == META
-    assert all(
-        parameter.grad is not None and parameter.grad.device == META for parameter in model.parameters()
-    )
+    assert all(each.grad is not None and each.grad.device == META for each in model.parameters())
 
 
 def test_candidates_are_found_on_the_host(tmp_path: Path) -> None:

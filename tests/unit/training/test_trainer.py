@@ -237,9 +237,7 @@ def test_masked_scores_in_a_sum(tmp_path: Path, loss: Loss | None, caplog: pytes
 
 def test_questions_of_dev_and_train_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(tmp_path / "encoder")
-    rows = [
-        {"question": sample.question, "positive": sample.positives[0].text} for sample in make_samples(16)
-    ]
+    rows = [{"question": one.question, "positive": one.positives[0].text} for one in make_samples(16)]
     dev = [{**rows[0], "question": rows[0]["question"].upper()}, {"question": "ba ce", "positive": "be"}]
     make_trainer(model, rows, dev, tmp_path / "run")
     assert "1 of the 2 dev questions are training questions" in caplog.text
