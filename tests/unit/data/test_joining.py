@@ -142,6 +142,7 @@ def test_texts_are_those_of_a_model_that_is_given_them_by_hand() -> None:
     assert tensorizer.question_tokens(["ca"]) == plain.question_tokens(["ba be: ca"])
     asked = tensorizer.question_tokens(["ca"], prompt="web", suffix="?")
     assert asked == plain.question_tokens(["bo bu ca?"])
+    assert tensorizer.question_tokens(["ca?"], prompt="web", suffix="?") == asked
     prompted = [Passage("bi ca"), Passage("ca", "bi ce")]
     found = tensorizer.passage_tokens([Passage("ca"), Passage("ca", "ce")])
     assert found == plain.passage_tokens(prompted)

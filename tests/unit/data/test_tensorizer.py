@@ -82,12 +82,6 @@ def test_normalised_passages_lose_one_pair_of_quotes() -> None:
     assert normalize_passage('""a""') == '"a"'
 
 
-def test_prefix_and_suffix(folder: Path) -> None:
-    known = tensorizer(folder)
-    assert known.question_text("ba be", prefix="[Q] ", suffix="?") == "[Q] ba be?"
-    assert known.question_text("ba be?", suffix="?") == "ba be?"
-
-
 def test_special_tokens_take_unused_slots_and_survive_saving(folder: Path, tmp_path: Path) -> None:
     special = tensorizer(folder, special_tokens=["[Qa]", "[Qb]"])
     expected = [[CLS, 1, *ids("ba"), 2, SEP]]

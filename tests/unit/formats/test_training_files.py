@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,11 +95,7 @@ def as_beir(sample: TrainingSample) -> TrainingSample:
     [("tevatron", "x.jsonl", with_ids), ("flagembedding", "x.jsonl", as_flag), ("beir", "x", as_beir)],
 )
 def test_what_is_written_is_read_back(
-    name: str,
-    file: str,
-    expected: Callable[[TrainingSample], TrainingSample],
-    tmp_path_factory: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, file: str, expected: Any, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 

@@ -27,12 +27,7 @@ KINDS = ("bert", "qwen3")
 
 
 def lora_model(
-    folder: Path,
-    kind: str = "bert",
-    *,
-    options: TowerOptions | None = None,
-    trained: bool = True,
-    **settings: Any,
+    folder: Path, kind: str = "bert", *, options: Any = None, trained: bool = True, **settings: Any
 ) -> BiEncoder:
     """In float64; ``trained`` adapters are no longer zero."""
     of_kind = {"pooling": "last", "append_eos": True} if kind == "qwen3" else {}

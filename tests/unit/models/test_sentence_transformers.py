@@ -189,7 +189,8 @@ def test_a_rule_for_apostrophes_of_questions_is_found_in_their_tokenizer(tmp_pat
     for part, has_rule in zip(parts, (True, False), strict=True):
         backend = part.tokenizer.backend_tokenizer
         if has_rule:
-            backend.normalizer = normalizers.Sequence([normalizers.Replace("’", "'"), backend.normalizer])
+            rule = normalizers.Replace("\u2019", "'")
+            backend.normalizer = normalizers.Sequence([rule, backend.normalizer])
         part.processor = general_tokenizer(part, model_max_length=24)
     theirs, folder = saved(tmp_path, [router([parts[0], pooling()], [parts[1], pooling()])])
     model = BiEncoder.load(folder)

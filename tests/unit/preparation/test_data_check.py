@@ -150,19 +150,15 @@ def test_many_negatives_do_not_make_it_slow(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "told"),
     [("./runs/none", "no such folder;"), ("runs/none", "no such folder, and no tokenizer")],
 )
 def test_a_model_folder_that_is_not_there_is_said_to_be_missing(
-    tmp_path: Path,
-    name: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, name: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["check-data", str(written(tmp_path / "t.jsonl", sample(1))), f"model_file={name}"]) == 3
-    assert f"{name}: {message}" in capsys.readouterr().err
+    assert f"{name}: {told}" in capsys.readouterr().err
 
 
 def test_empty_answers_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,19 +28,14 @@ from tests.helpers.training import Calling, make_trainer
 
 
 def trainer(
-    folder: Path,
-    *callbacks: Callback,
-    name: str = "run",
-    dev: bool = True,
-    dropout: float = 0.0,
-    **options: Any,
+    folder: Path, *callbacks: Callback, name: str = "run", dev: bool = True, dropout: float = 0.0, **more: Any
 ) -> BiEncoderTrainer:
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
     devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
-    train_sets = options.pop("train_sets", [ListSource(make_samples(40))])
-    options.setdefault("learning_rate", 1e-3)
-    options.setdefault("eval_at_start", False)
-    return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
+    train_sets = more.pop("train_sets", [ListSource(make_samples(40))])
+    more.setdefault("learning_rate", 1e-3)
+    more.setdefault("eval_at_start", False)
+    return make_trainer(model, train_sets, devs, folder / name, *callbacks, **more)
 
 
 def test_a_validation_comes_at_the_end_of_an_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -190,21 +185,17 @@ def test_few_negatives_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("normalize", "settings", "expected"),
+    ("normalize", "settings", "value"),
     [(True, {}, 0.05), (False, {}, 1.0), (True, {"temperature": 0.3}, 0.3), (True, {"compat": "dpr"}, 1.0)],
 )
 def test_the_temperature_that_nobody_has_set(
-    tmp_path: Path,
-    normalize: bool,
-    settings: dict[str, Any],
-    expected: float,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, normalize: bool, settings: dict[str, Any], value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_model(tmp_path / "encoder", normalize=normalize)
     with caplog.at_level("INFO"):
         make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / "run", **settings)
-    assert float(model.temperature) == expected
-    assert ("loss.temperature is not set: it is 0.05" in caplog.text) == (expected == 0.05)
+    assert float(model.temperature) == value
+    assert ("loss.temperature is not set: it is 0.05" in caplog.text) == (value == 0.05)
 
 
 def test_a_resumed_run_keeps_the_temperature_that_nobody_sets_now(tmp_path: Path) -> None:
