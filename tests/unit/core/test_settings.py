@@ -110,7 +110,7 @@ def test_a_check_names_the_key_the_value_and_what_is_allowed(changes: dict[str, 
 
 def test_what_is_allowed_passes() -> None:
     Outer().check()
-    Outer(count=3, rate=1, dropout=0.0, epochs=[0, 2], where="[CLS]", inner=Inner(1.0, "b")).check()
+    Outer(count=3, rate=1, dropout=0.0, epochs=(0, 2), where="[CLS]", inner=Inner(1.0, "b")).check()
 
 
 def test_settings_are_made_of_a_mapping_in_which_none_is_the_default() -> None:

@@ -228,6 +228,13 @@ def test_blocks_of_any_size_give_the_loss_and_its_gradients(candidates: str, max
     assert 0 < int(whole[1]) < NUM_QUESTIONS
 
 
+def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
+    questions, vectors = torch.ones(2, 1), torch.ones(4, 1)
+    for max_scores in (1, 3, 100):
+        global_batch = make_global_batch(vectors, torch.tensor([0, 2]), rule="dpr")
+        assert int(BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch).num_correct) == 1
+
+
 @pytest.mark.parametrize("max_scores", [50, 1 << 20])
 def test_of_slots_with_one_passage_the_first_is_the_answer_despite_rounding(max_scores: int) -> None:
     """The original's rule, enumerated: the first of the highest scores, which are equal for equal vectors."""
