@@ -92,7 +92,7 @@ def test_wrong_metadata_under_a_right_hash_is_one_sentence(tmp_path: Path, name:
     shard(tmp_path / "X_0")
     manifest = read_manifest(tmp_path / "X_0")
     write_manifest(tmp_path / "X_0", manifest["metadata"] | {name: value}, files=manifest["files"])
-    with pytest.raises(InputError, match=r"manifest.json: the manifest is not one of a vector shard"):
+    with pytest.raises(InputError, match=r"manifest.json: the manifest is not that of a vector shard"):
         open_shards([tmp_path / "X_*"])
 
 

@@ -43,7 +43,7 @@ def test_the_same_is_made_once_and_something_else_is_refused(tmp_path: Path, mak
     target = tmp_path / "new" / "out"
     assert [make(target), make(target)] == [True, False]
     with (
-        pytest.raises(InputError, match="exists already, made with another corpus, seed"),
+        pytest.raises(InputError, match="already exists, made with another corpus, seed"),
         output(target, MADE_OF | {"seed": 2, "corpus": "x"}),
     ):
         pass
@@ -59,9 +59,12 @@ def test_what_others_made_is_refused_and_their_folders_are_never_replaced(tmp_pa
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").write_text("mine")
     for name in ("file", "folder"):
-        with pytest.raises(InputError, match="exists already"), output(tmp_path / name, MADE_OF):
+        with pytest.raises(InputError, match="already exists"), output(tmp_path / name, MADE_OF):
             pass
-    with pytest.raises(InputError, match="not written"), output(tmp_path / "folder", MADE_OF, overwrite=True):
+    with (
+        pytest.raises(InputError, match="did not write"),
+        output(tmp_path / "folder", MADE_OF, overwrite=True),
+    ):
         pass
     with output(tmp_path / "file", MADE_OF, overwrite=True) as is_missing:
         assert is_missing
@@ -270,9 +273,7 @@ def test_a_link_in_place_of_a_temporary_name_is_replaced_not_followed(tmp_path: 
 def test_a_file_that_is_no_lock_is_not_taken_over_and_a_damaged_lock_is(tmp_path: Path) -> None:
     lock = lock_of(tmp_path / "out")
     lock.write_text("[packages]\n")
-    with pytest.raises(
-        OutputError, match=r"out\.lock: cannot be written \(it holds something else than a lock\)"
-    ):
+    with pytest.raises(OutputError, match=r"out\.lock: cannot be written \(it is not a lock file\)"):
         write_output(tmp_path / "out")
     assert lock.read_text() == "[packages]\n"
     for damaged in ("", "\0" * 40, '{"token": "ab', json.dumps({"token": "x", "processes": [{"host": 3}]})):
