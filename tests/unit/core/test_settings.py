@@ -98,6 +98,7 @@ def test_what_does_nothing_is_known_and_set_to_its_default() -> None:
         ({"inner": Inner(kind="c")}, "inner.kind=c is not known; choose one of a, b"),
         ({"count": "3"}, "count='3' is not a whole number"),
         ({"count": True}, "count=True is not a whole number"),
+        ({"count": None}, "count=None is not a whole number"),
         ({"where": 1.5}, "where=1.5 is not a whole number or a text"),
         ({"count": 6, "inner": Inner(kind="b")}, "count=6 and inner.kind=b are mutually exclusive"),
     ],
@@ -114,9 +115,7 @@ def test_what_is_allowed_passes() -> None:
 
 
 def test_settings_are_made_of_a_mapping_in_which_none_is_the_default() -> None:
-    assert Outer.from_mapping({"count": 3, "rate": None, "epochs": [0]}, "train.") == Outer(
-        count=3, epochs=[0]
-    )
+    assert Outer.from_mapping({"count": 3, "rate": None, "epochs": []}, "train.") == Outer(count=3, epochs=[])
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
         ({"url": "javascript:alert(1)//http://x.example", "line": 3, "heading": "H"}, None),
         ({"url": "https://[x", "file": "a\ud800"}, None),
         ({"url": "https://x.example/\x1b[2J"}, None),
+        ({"metadata": "file"}, None),
     ],
 )
 def test_records_say_where_from(tmp_path: Path, fields: dict[str, Any], origin: Origin | None) -> None:

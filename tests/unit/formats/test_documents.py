@@ -96,9 +96,8 @@ def test_html_keeps_what_a_reader_sees() -> None:
 
 
 def test_signs_of_a_page_are_no_markdown() -> None:
-    page = (
-        "<p># 3 of <code>&lt;head&gt;</code> &amp;amp; a_b*c <!-- x --> <a href='x/y.html'>x/y.html</a></p>"
-    )
+    page = "<p># 3 of <code>&lt;head&gt;</code> &amp;amp; a_b*c <!-- x --> "
+    page += "<a href='x/y.html'>x/y.html</a></p>"
     page += "<pre>```\n&lt;b&gt;\n```\n# no heading</pre><p>- no item</p><table><tr><td>a|b<td>c</table>"
     page += "<form>a form</form><input type=checkbox>"
     assert outline(read_html(page.encode())) == [

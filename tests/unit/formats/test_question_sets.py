@@ -90,7 +90,7 @@ def test_answers_are_literals_and_never_run(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-NO_ANSWERS = ["[" * 3000, "['a'", "{'a': 1}", "[None]", "[['a']]", "7", "[1e999]", "['\\ud800']", ""]
+NO_ANSWERS = ["[" * 3000, "['a'", "{'a': 1}", "[None]", "[True]", "7", "[1e999]", "['\\ud800']", ""]
 
 
 @pytest.mark.parametrize("answers", NO_ANSWERS)
@@ -179,6 +179,7 @@ def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
         ("q1 Q0 d1\n", "qrels:1: the grade 'd1' is not an integer"),
         ("q\tc\ts\n1\td1\t1\n", "qrels:1: the grade 's' is not an integer; a header names the columns"),
         ("1 0 d1 1.5\n", "qrels:1: the grade '1.5' is not an integer"),
+        ("1 0 d1 inf\n", "qrels:1: the grade 'inf' is not an integer"),
         ("1 0 d1 1e300\n", "qrels:1: the grade '1e300' is not an integer"),
         ("1\td1\t1\n1\td1\t2\n", "qrels:2: a second, different grade"),
         ("\td1\t1\n", "qrels:1: 3 columns, expected 3"),

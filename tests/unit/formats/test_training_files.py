@@ -357,9 +357,7 @@ def test_names_of_their_own_are_no_misspellings(tmp_path: Path, caplog: pytest.L
 
 
 def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None:
-    path = lines(
-        tmp_path / "data.csv", "question,title,positive,negative", 'who?,T,"a, b",', 'when?,,"c\nd",e'
-    )
+    path = lines(tmp_path / "d.csv", "question,title,positive,negative", 'who?,T,"a, b",', 'when?,,"c\nd",e')
     assert samples_of(path) == [
         TrainingSample("who?", (Passage("a, b", "T"),)),
         TrainingSample("when?", (Passage("c\nd"),), (Passage("e"),)),

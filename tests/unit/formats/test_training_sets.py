@@ -127,6 +127,7 @@ BAD = [
     (record(" \n"), "question is empty"),
     ({"question": "q"}, "positive_ctxs is missing, expected a list"),
     ({"question": "q", "positive_ctxs": {"text": "p"}}, "positive_ctxs is an object, expected a list"),
+    ({"question": "q", "positive_ctxs": ["p"]}, "positive_ctxs[0] is the string 'p', expected an object"),
     (record(negative_ctxs=[{"text": "n"}, {"title": "t"}]), "no text of negative_ctxs[1] among the keys"),
     (record(hard_negative_ctxs=[{"text": "h"}, {"text": ""}]), "hard_negative_ctxs[1].text is empty"),
     (record(negative_ctxs=[{"text": "n", "title": 5}]), "negative_ctxs[0].title is the number 5"),

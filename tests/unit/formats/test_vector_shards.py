@@ -198,14 +198,15 @@ def replaced(folder: Path, name: str, content: bytes) -> Path:
 def npy(descr: str, shape: tuple[int, ...], data: bytes = b"", *, fortran_order: bool = False) -> bytes:
     """A file whose header claims whatever is asked."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": descr, "fortran_order": fortran_order, "shape": shape}
-    )
+    header = {"descr": descr, "fortran_order": fortran_order, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue() + data
 
 
 IDS_FILES = {
     "many rows": npy("|S8", (10**11,), bytes(64)),
+    "many rows of nothing": npy("|S0", (10**11,)),
+    "numbers": npy("<i8", (3,), bytes(24)),
     "wide rows": npy(f"|S{1 << 33}", (4,), bytes(64)),
     "long ids": npy("|S1025", (3,), b"x" * 3 * 1025),
     "objects": npy("|O", (3,), b"\x80\x04]."),

@@ -131,9 +131,7 @@ def test_equal_texts_under_different_ids_are_one_passage_on_every_rank(seed: int
     ):  # as a rank that has no other question, so that it sees no other known positive
         one = identities(listed)[None], torch.ones(1, len(listed), dtype=torch.bool)
         found = find_candidates("distinct", torch.tensor([3 * question]), valid, ids, *one)
-        masked = [
-            first[slot] for slot, its in enumerate(slots) if any(is_same(its, other) for other in listed)
-        ]
+        masked = [first[slot] for slot, its in enumerate(slots) if any(is_same(its, one) for one in listed)]
         expected = [
             first[slot] == slot and (slot not in masked or slot == first[3 * question]) for slot in range(12)
         ]

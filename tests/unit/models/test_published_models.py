@@ -151,9 +151,7 @@ def test_a_model_that_needs_code_of_its_own_is_refused(make: Callable[[Path], No
 
 def test_code_that_is_not_run_is_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     publish(tmp_path, "nomic-ai/nomic-embed-text-v1.5")
-    stated(
-        tmp_path, auto_map={"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
-    )
+    stated(tmp_path, auto_map={"AutoModel": "nomic-ai/nomic-bert-2048--modeling.NomicBertModel"})
     with caplog.at_level(logging.WARNING, logger="dpr"):
         BiEncoder.load(tmp_path)
     assert "names code for the model (auto_map), which is not run" in caplog.text

@@ -63,9 +63,8 @@ def static(folder: Path, *, length: int | None = None) -> Any:
     if length is not None:
         tokenizer.backend_tokenizer.enable_truncation(length)
     torch.manual_seed(1)
-    return modules.StaticEmbedding(
-        tokenizer.backend_tokenizer, embedding_weights=torch.randn(len(VOCABULARY), 16)
-    )
+    table = torch.randn(len(VOCABULARY), 16)
+    return modules.StaticEmbedding(tokenizer.backend_tokenizer, embedding_weights=table)
 
 
 def pooling(mode: str = "cls", width: int = 16, **options: Any) -> Any:
@@ -161,9 +160,8 @@ def test_cosine_scores_are_products_of_vectors(tmp_path: Path, scaled: bool) -> 
     model = BiEncoder.load(folder)
     assert model.similarity_fn_name == theirs.similarity_fn_name == "cosine"
     expected = theirs.similarity(theirs.encode_query(TEXTS), theirs.encode_document(TEXTS))
-    np.testing.assert_allclose(
-        model.encode_questions(TEXTS) @ model.encode_passages(TEXTS).T, expected, atol=1e-6
-    )
+    scores = model.encode_questions(TEXTS) @ model.encode_passages(TEXTS).T
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
 
 
 def general_tokenizer(transformer: Any, **options: Any) -> Any:

@@ -266,10 +266,8 @@ def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(place:
     assert not np.array_equal(first.encode_questions(TEXTS), run.encode_questions(TEXTS)), "it has learned"
     assert embed("model_file=run ctx_src=corpus.jsonl out_file=run/vectors".split()) == 0
     (place / "q.jsonl").write_text('{"_id": "q", "text": "ba be"}\n')
-    texts = "qa_dataset=q.jsonl ctx_datatsets=[corpus.jsonl]"
-    assert (
-        retrieve(f"model_file=run encoded_ctx_files=[run/vectors_*] search_folder=run {texts}".split()) == 0
-    )
+    texts = "qa_dataset=q.jsonl ctx_datatsets=[corpus.jsonl] search_folder=run"
+    assert retrieve(f"model_file=run encoded_ctx_files=[run/vectors_*] {texts}".split()) == 0
     scores = run.encode_passages(passages) @ run.encode_questions("ba be")
     found = Retriever.open(place / "run").search("ba be", 3)
     # two of the scores are equal but for rounding, so their order says nothing

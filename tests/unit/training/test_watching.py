@@ -104,9 +104,8 @@ def test_the_arithmetic_counted_is_that_of_torchs_counter(tmp_path: Path, poolin
 
     from dpr.core.batch import TokenBatch
 
-    folder = encoder_folder(
-        tmp_path / "encoder", hidden_size=64, num_attention_heads=4, intermediate_size=128
-    )
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    folder = encoder_folder(tmp_path / "encoder", **sizes)
     model = tiny_model(folder, dtype=torch.float32, pooling=pooling)
     lengths = [20, 20, 20]
     batch = TokenBatch(torch.full((60,), 12), torch.tensor(lengths), torch.zeros(3, dtype=torch.int64))

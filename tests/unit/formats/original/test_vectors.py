@@ -65,6 +65,8 @@ def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
         [],
         [("a",)],
         [(None, VECTORS[0])],
+        [("", VECTORS[0])],
+        {},
         [("a", VECTORS[0].astype(np.float64))],
         [("a", VECTORS[:2])],
         [("a", VECTORS[0]), ("b", VECTORS[0][:5])],
@@ -72,7 +74,7 @@ def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
         [("a" * 1025, VECTORS[0])],
         [("a", VECTORS[0], {"b": 1})],
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_other_contents_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(InputError):
