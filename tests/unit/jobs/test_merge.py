@@ -203,7 +203,7 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     ("more", "message"),
     [
         (["tuned=a", "out=b"], "base is not set, and tuned names one model"),
-        (["tuned=a", "base=c", "out=b"], "nothing chooses among 11 weights"),
+        (["tuned=a", "base=c", "out=b"], "one of 11 weights has to be chosen"),
         (["tuned=a", "base=c", "out=b", "weights=1.5"], r"weights=1\.5 is out of range"),
         ([], "metric=ndcg is not known; choose one of accuracy@1"),
     ],

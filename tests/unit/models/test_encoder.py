@@ -131,7 +131,7 @@ def test_a_new_encoder_needs_no_further_setting(tmp_path: Path) -> None:
         torch.manual_seed(0)
         weights.append(BiEncoder.from_pretrained(str(folder), settings, pretrained=pretrained).weights())
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
-    with pytest.raises(ConfigError, match=r"lora trains beside given weights, and .* has none"):
+    with pytest.raises(ConfigError, match=r"lora needs pretrained weights, but .* has none"):
         BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=16, adapter="lora"))
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match="the weights could not be loaded"):
@@ -201,7 +201,7 @@ def test_seeing_padding_is_told(name: str, pooling: str, caplog: pytest.LogCaptu
         backbone.get_input_embeddings().weight[0] = 0.1  # as trained models have it, padding is no zero
     with caplog.at_level("WARNING"):
         Encoder(backbone, pooling=pooling)
-    assert f"{name} lets padding change a text's vector" in caplog.text
+    assert f"{name} gives a text another vector if it is padded" in caplog.text
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -209,7 +209,7 @@ def test_seeing_padding_is_told(name: str, pooling: str, caplog: pytest.LogCaptu
 def test_others_are_not(name: str, packed: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING"):
         Encoder(backbone_from_config(PLAIN[name]), packed=packed)
-    assert "lets padding" not in caplog.text
+    assert "another vector if it is padded" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_unknown_names(model: BiEncoder, hub: None, tmp_path: Path, monkeypatch:
     with pytest.raises(CheckpointError, match="no such file or folder here, and the hub gives no such model"):
         BiEncoder.load("nobody/nothing")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"no network; fetch it .*\(hf download nobody/nothing\)"):
+    with pytest.raises(CheckpointError, match=r"no network; download it .*\(hf download nobody/nothing\)"):
         BiEncoder("nobody/nothing")
 
     # a misspelt run beside others is not looked up

@@ -334,7 +334,7 @@ def test_new_towers_take_what_the_folder_of_their_encoder_states(tmp_path: Path)
     assert (towers.settings.pooling, towers.settings.query_prompt) == ("last", "bo ")
     whole = BiEncoder.from_pretrained(str(tmp_path / "prompts" / "st"))
     assert whole.fingerprint == BiEncoder.load(tmp_path / "prompts" / "st").fingerprint
-    with pytest.raises(ConfigError, match="lies deeper, or which has two; set model_file="):
+    with pytest.raises(ConfigError, match="is in a subfolder, or which has two encoders; set model_file="):
         build(tmp_path / "two towers" / "st")
 
 

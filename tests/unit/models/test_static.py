@@ -223,7 +223,7 @@ def test_another_library_gives_the_same_vectors(tmp_path: Path) -> None:
     found = check(model, tmp_path / "out", form, kind)
     assert found is not None and found.largest < 1e-5
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "a table of token vectors for questions" in card and "| architecture | bert, 2 layers" in card
+    assert "a static embedding table for questions" in card and "| architecture | bert, 2 layers" in card
 
 
 TRAIN = "train_datasets=train.json train.batch_size=8 train.num_workers=0 train.num_train_epochs=1 device=cpu"

@@ -19,7 +19,7 @@ from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
 from dpr.training.run import RunProgress
-from dpr.training.settings import TrainNode
+from dpr.training.settings import TrainingSettings, TrainNode
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
 from tests.helpers.training import command_trainer, small_command
 from tests.unit.training.test_retrieval_validation import entry as retrieval_entry
@@ -209,6 +209,24 @@ def test_another_validation_is_told_its_best_forgotten(own: Path, caplog: pytest
     write_training_set(own / "train.json", make_samples(12, seed=9))
     with pytest.raises(CheckpointError, match=r"different run: train_datasets\[0\] was \S+, is now \S+"):
         job(own).resume()
+
+
+@pytest.mark.parametrize("first", ["Python", "the command"])
+def test_python_and_the_command_resume_each_others_runs(own: Path, first: str) -> None:
+    def from_python() -> BiEncoderTrainer:
+        given = job(own)
+        wanted = {"seed": given.settings.seed, "train": given.settings.train, "loss": given.settings.loss}
+        files = (str(own / "train.json"), str(own / "dev.json"))
+        return BiEncoderTrainer(
+            given.model, *files, output_dir=own / "run", settings=TrainingSettings(**wanted)
+        )
+
+    if first == "Python":
+        from_python().train()
+        assert job(own).resume().step == 2
+    else:
+        job(own).train()
+        assert from_python().resume().step == 2
 
 
 ENCODER = {

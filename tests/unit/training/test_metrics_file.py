@@ -142,7 +142,7 @@ def test_every_file_of_a_run_is_compared_or_named(tmp_path: Path, capsys: pytest
     make_trainer(model, *sets, tmp_path / "run", max_steps=2, eval_at_start=True).train()
     (tmp_path / "run" / "train.log").write_text("of another program")
     assert verify([str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("what these held: train.log")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("files without a checksum: train.log")
     for name in ("run.json", "verdict.json", "train.log"):
         file = tmp_path / "run" / name
         content = file.read_bytes()
@@ -161,7 +161,7 @@ def test_metrics_may_grow_after_a_checkpoint(tmp_path: Path, capsys: pytest.Capt
     (run / "run.json").write_text('{"last_checkpoint": "dpr_biencoder.step2"}')
     (run / "metrics.jsonl").write_text("")
     assert verify([str(run)]) == 0
-    assert "no checksum says" in capsys.readouterr().out
+    assert "files without a checksum" in capsys.readouterr().out
 
 
 def trainer(*, is_main: bool = True) -> Any:

@@ -79,7 +79,7 @@ def test_fewer_rows_than_a_batch_are_the_batch(
             return
         plan = plan_of(tmp_path, *sizes, sampling=SamplingSettings(mixed=mixed))
     assert plan.global_batch_size == size == len(plan.dataset.iterator.global_batch(0, 0).rows)
-    assert caplog.text.count(f"all training rows make a batch of {size} questions") == (size < 8)
+    assert caplog.text.count(f"the training data fill only a batch of {size} questions") == (size < 8)
 
 
 def test_few_rows_are_shared_by_the_ranks_alike(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_questions_of_dev_and_train_are_counted(tmp_path: Path, caplog: pytest.L
     rows = [{"question": one.question, "positive": one.positives[0].text} for one in make_samples(16)]
     dev = [{**rows[0], "question": rows[0]["question"].upper()}, {"question": "ba ce", "positive": "be"}]
     make_trainer(model, rows, dev, tmp_path / "run")
-    assert "1 of the 2 dev questions are training questions" in caplog.text
+    assert "1 of the 2 dev questions are also training questions" in caplog.text
 
 
 @pytest.fixture(scope="module")
