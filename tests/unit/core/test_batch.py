@@ -45,9 +45,7 @@ def values(batch: Any) -> list[Any]:
 @pytest.mark.parametrize("num_known", [0, 2])
 def test_a_batch_comes_from_a_worker_as_it_was(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
-        monkeypatch.setattr(
-            torch.UntypedStorage, name, lambda *_: pytest.fail("a tensor went into shared memory")
-        )
+        monkeypatch.setattr(torch.UntypedStorage, name, lambda *_: pytest.fail("memory is shared"))
     batch = make_batch(num_known)
     received = ForkingPickler.loads(ForkingPickler.dumps(batch))
     assert values(received) == values(batch)

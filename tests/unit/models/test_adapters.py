@@ -35,9 +35,8 @@ def lora_model(
     torch.manual_seed(0)
     lower = True if kind == "bert" else None
     how: dict[str, Any] = {"dropout": 0.0, "do_lower_case": lower, "options": options}
-    model = BiEncoder.from_pretrained(
-        str(base_folder(folder, kind)), EncoderSettings(**values), **how
-    ).double()
+    base = str(base_folder(folder, kind))
+    model = BiEncoder.from_pretrained(base, EncoderSettings(**values), **how).double()
     if trained:
         randomize_adapters(model)
     return model.train()

@@ -78,9 +78,7 @@ def test_swapped_columns_are_said_here_and_in_training() -> None:
     questions = [f"where is the {word}" for word in WORDS]
     assert "swapped (13 and 4 words" in look_swapped(passages, questions)
     assert "swapped" in look_swapped(passages, [f"\u5317\u4eac{n}\uff1f" for n in range(9)])
-    assert "swapped" in look_swapped(
-        [f"{each} " * 3 for each in passages], [f"{each} north" for each in WORDS]
-    )
+    assert "swapped" in look_swapped([f"{each} " * 3 for each in passages], [f"{each} up" for each in WORDS])
     for fine in (questions, WORDS, passages):
         assert not look_swapped(fine, passages)
     assert not look_swapped([f"{text}?" * 9 for text in questions], WORDS), "short answers"

@@ -215,11 +215,10 @@ def test_another_validation_is_told_its_best_forgotten(own: Path, caplog: pytest
 def test_python_and_the_command_resume_each_others_runs(own: Path, first: str) -> None:
     def from_python() -> BiEncoderTrainer:
         given = job(own)
-        wanted = {"seed": given.settings.seed, "train": given.settings.train, "loss": given.settings.loss}
+        wanted = given.settings
+        settings = TrainingSettings(seed=wanted.seed, train=wanted.train, loss=wanted.loss)
         files = (str(own / "train.json"), str(own / "dev.json"))
-        return BiEncoderTrainer(
-            given.model, *files, output_dir=own / "run", settings=TrainingSettings(**wanted)
-        )
+        return BiEncoderTrainer(given.model, *files, output_dir=own / "run", settings=settings)
 
     if first == "Python":
         from_python().train()
