@@ -51,9 +51,7 @@ def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.Log
     assert finished.seen == finished.ends == [] and finished.id == "first", "a finished run opens nothing"
 
 
-def test_a_tracker_that_cannot_be_opened_refuses_a_new_run_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_closed_tracker_refuses_a_new_run_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"cannot be opened: no route to host; .*leave out callbacks"):
         trainer(tmp_path, Broken(refused=None)).train()
     assert not list((tmp_path / "run").glob("dpr_biencoder*"))
