@@ -104,6 +104,10 @@ def run(config: CompareSettings) -> None:
         family = f"Holm over {sum(one.test.difference != 0 or one.test.detectable != 0 for one in compared)} comparisons"
         print(f"\n{heading} against {against}: {number} judged questions; {family}")
         print(difference_table(compared))
+        print(
+            "t test, randomisation and Holm are p-values; detectable is the smallest true difference that a test of"
+            " as many questions finds 4 times in 5."
+        )
         # The finest metric, unless one was named: other metrics change most questions by the same amount.
         finest = [name for name in ("ndcg@10", "mrr@10") if name in names and not config.metrics]
         shown = [*finest, *names][0]
