@@ -78,7 +78,7 @@ def export_dpr_file(
             f"the original would give other vectors: {' and '.join(found)}",
             file=source,
             hint="allow_other_vectors=true writes the file anyway; models trained with"
-            " encoder.dpr_trailing_sep=true are the same there",
+            " encoder.dpr_trailing_sep=true have the same vectors there",
         )
     name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
     if not name:
@@ -153,7 +153,7 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
         }
         writer = VectorShardWriter(folder, metadata=metadata, dimension=vectors.dimension)
         if writer.is_complete():
-            logger.info("%s exists already, made of the same inputs: nothing to do", folder)
+            logger.info("%s already exists, made of the same inputs: nothing to do", folder)
         else:
             ids = [str(key, "utf-8", "replace") for key in vectors.ids.tolist()]
             starts = counted(range(0, len(ids), _CHUNK_ROWS), f"writing {folder.name}", unit="vectors")

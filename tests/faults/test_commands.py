@@ -303,7 +303,7 @@ def test_verify_names_every_changed_file(
                 for line in lines
                 if (name in line or str(place.parent) in line) and not line.endswith(": good")
             ]
-            assert any(code == 3 or "no checksum says" in line for line in told), f"{place}: {lines}"
+            assert any(code == 3 or "files without a checksum" in line for line in told), f"{place}: {lines}"
 
 
 @fault(

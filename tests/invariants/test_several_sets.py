@@ -278,7 +278,7 @@ def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> Non
 
 def test_a_set_that_is_open_already_names_no_file(tmp_path: Path) -> None:
     model, options = tiny_model(encoder_folder(tmp_path / "encoder")), DataSetSettings(file="train.json")
-    with pytest.raises(ConfigError, match="options of tiny say where to read it, but it is open"):
+    with pytest.raises(ConfigError, match="options of tiny name files, but the data set is already open"):
         make_trainer(model, [(ListSource(make_samples(8)), options)], [], tmp_path / "run")
 
 

@@ -28,7 +28,7 @@ from dpr.data.tokens import StoredPairs, open_tokens
 from dpr.losses.candidates import find_candidates
 from dpr.losses.symmetric import competing_questions
 from tests.helpers.tiny import WORDS, encoder_folder
-from tests.unit.data.test_tokens import values
+from tests.unit.core.test_batch import values
 
 SET = DataSetSettings()
 
@@ -132,9 +132,7 @@ def test_ranks_share_the_global_batches_of_one_process(corpus: Path, tensorizer:
 
 
 @pytest.mark.parametrize("seed", [7, None], ids=["training", "validation"])
-def test_no_passage_of_the_document_is_a_negative(
-    corpus: Path, tensorizer: Tensorizer, seed: int | None
-) -> None:
+def test_documents_give_no_negatives(corpus: Path, tensorizer: Tensorizer, seed: int | None) -> None:
     source = PseudoPairs(corpus)
     for batch in batches_of(source, tensorizer, Ranks(), seed=seed):
         in_corpus = [source.row(row) for row in batch.rows]
@@ -294,7 +292,7 @@ def test_kinds_are_chosen_by_weight_among_those_that_are_possible() -> None:
     ("given", "message"),
     [
         ("crop", "datasets.x.pairs=crop is not a kind of pairs; did you mean crops"),
-        (["crops", "nonsense"], "choose of mixed, crops, sentence"),
+        (["crops", "nonsense"], "choose one of mixed, crops, sentence"),
         ({"crops": 0}, "datasets.x.pairs.crops=0 is out of range; it must be above 0"),
         ({"crops": True}, "datasets.x.pairs.crops=True is not a number"),
         ([], "names no kind"),
@@ -311,7 +309,9 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
         PseudoPairs(write_corpus(tmp_path / "empty.jsonl", [{"text": " "}]))
     one = write_corpus(tmp_path / "one.jsonl", [{"text": "ba"}])
     assert PseudoPairs(one)[0].question == "ba"
-    with pytest.raises(InputError, match=r"held back \(0.1 of those of 1 passages\); it takes some dozen"):
+    with pytest.raises(
+        InputError, match=r"held back \(0.1 of the documents of 1 passages\); the corpus needs some dozen"
+    ):
         PseudoPairs(one, held_back=0.1, held_only=True)
 
 

@@ -290,7 +290,7 @@ def test_fp32_on_a_processor_with_instructions_for_bf16_is_told(
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     with caplog.at_level("INFO"):
         run(config(folder, precision=precision, device="cpu"))
-    assert ("bf16 faster than fp32; precision=bf16" in caplog.text) is is_said
+    assert ("faster in bf16 than in fp32; precision=bf16" in caplog.text) is is_said
 
 
 def test_ranks_of_a_launcher_take_chunks_in_turn_and_write_the_same_bytes(folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_an_open_quote_swallows_no_passage(tmp_path: Path, text: str, ids: str) 
 def test_a_csv_file_with_wrong_quotes_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "c.tsv"
     path.write_text('id\ttext\ttitle\n1\t"opens\tT\n2\t"a ""b"" c"\tT\n3\tc\tT\n4\t"d ""e"""\tT\n')
-    with pytest.raises(InputError, match=r"c\.tsv:2: the quotes of this row are not those of a csv file"):
+    with pytest.raises(InputError, match=r"c\.tsv:2: the quoting of this row is not valid CSV"):
         list(read_passages(path))
 
 
@@ -125,9 +125,7 @@ def test_a_corpus_header_of_any_toolkit_says_where_columns_are(tmp_path: Path, t
         ("id,question,answers\n7,\"who, me?\",\"['Ann', 'Bo']\"\n", ("7", "who, me?", ("Ann", "Bo"))),
     ],
 )
-def test_a_question_header_says_where_columns_are(
-    tmp_path: Path, text: str, question: tuple[str, str, tuple[str, ...]]
-) -> None:
+def test_question_headers(tmp_path: Path, text: str, question: tuple[str, str, tuple[str, ...]]) -> None:
     (tmp_path / "q.csv").write_text(text)
     assert [(one.id, one.text, one.answers) for one in read_questions(tmp_path / "q.csv")] == [question]
 

@@ -124,9 +124,9 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path,
     before = {file: file.stat().st_mtime_ns for file in chosen.rglob("*")}
     assert run(with_dev(place, chosen)) == 0
     assert {file: file.stat().st_mtime_ns for file in chosen.rglob("*")} == before
-    with pytest.raises(InputError, match="exists already, made with another metric"):
+    with pytest.raises(InputError, match="already exists, made with another metric"):
         run(with_dev(place, chosen, "metric=mrr@10"))
-    with pytest.raises(InputError, match="exists already, made with another models"):
+    with pytest.raises(InputError, match="already exists, made with another models"):
         run([*with_dev(place, chosen)[:1], f"tuned={place / 'bad'}", *with_dev(place, chosen)[2:]])
 
 
@@ -201,7 +201,7 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     ("more", "message"),
     [
         (["tuned=a", "out=b"], "base is not set, and tuned names one model"),
-        (["tuned=a", "base=c", "out=b"], "nothing chooses among 11 weights"),
+        (["tuned=a", "base=c", "out=b"], "one of 11 weights has to be chosen"),
         (["tuned=a", "base=c", "out=b", "weights=1.5"], r"weights=1\.5 is out of range"),
         ([], "metric=ndcg is not known; choose one of accuracy@1"),
     ],

@@ -74,7 +74,7 @@ def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureF
     assert explain(arguments(corpus, None, "step=2", "questions=0")) == 0
     shown = capsys.readouterr().out
     assert "16 questions of docs" in shown
-    assert "which answer it too" in shown  # passages of one file
+    assert "which also answer it" in shown  # passages of one file
 
 
 @pytest.mark.parametrize(

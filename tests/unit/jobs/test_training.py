@@ -111,7 +111,7 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCom
     config.step = step
     text = "\n".join(explain(config))
     assert (
-        f"step {step} of 18: epoch {(step - 1) // 6}, step {(step - 1) % 6 + 1} of 6 in it, 2 global batches"
+        f"step {step} of 18: epoch {(step - 1) // 6} (step {(step - 1) % 6 + 1} of 6), 2 global batches"
         in text
     )
     global_batches = re.split(r"(?m)^global batch ", text)[1:]

@@ -35,9 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "settings", [{}, {"shared": True}, {"pooling": "mean", "normalize": True}, {"projection_dim": 5}]
 )
-def test_a_saved_model_has_the_same_vectors(
-    folder: Path, tmp_path: Path, settings: dict[str, object]
-) -> None:
+def test_a_saved_model_has_its_vectors(folder: Path, tmp_path: Path, settings: dict[str, object]) -> None:
     model = tiny_model(folder, dtype=torch.float32, **settings)
     model.save(tmp_path / "checkpoint")
     loaded = BiEncoder.load(tmp_path / "checkpoint")
@@ -65,7 +63,7 @@ def test_save_writes_a_folder_that_load_reads_and_overwrites_if_asked(folder: Pa
     model = tiny_model(folder, dtype=torch.float32)
     model.save(str(tmp_path / "model"))
     assert BiEncoder.load(tmp_path / "model").fingerprint == model.fingerprint
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         tiny_model(folder, seed=1, dtype=torch.float32).save(tmp_path / "model")
     tiny_model(folder, seed=1, dtype=torch.float32).save(tmp_path / "model", overwrite=True)
     assert BiEncoder.load(tmp_path / "model").fingerprint != model.fingerprint

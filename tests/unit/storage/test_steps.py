@@ -20,7 +20,7 @@ def test_a_claim_or_a_proof_of_another_shape_is_refused_or_no_proof(tmp_path: Pa
     for text in ("[]", "{}", json.dumps({"files": {"a-1": 1}})):
         (tmp_path / "x" / "step-00001.json").write_text(text)
         assert Parts(tmp_path / "x", MADE_OF).finished_steps() == {0}
-    for text, message in (("[]", "does not say what its output is made of"), ("x", "not JSON")):
+    for text, message in (("[]", "does not state the provenance of its output"), ("x", "not JSON")):
         (tmp_path / "x" / "unfinished.json").write_text(text)
         with pytest.raises(InputError, match=message):
             Parts(tmp_path / "x", MADE_OF)
@@ -61,9 +61,7 @@ def dies_at(last: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_killed_before_any_operation_the_folder_ends_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_operation_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     all_steps(tmp_path / "whole")
     expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").rglob("*") if path.is_file()}
