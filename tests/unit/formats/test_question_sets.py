@@ -48,8 +48,8 @@ def test_questions_written_are_read_back(
     texts = [text for question in written for text in (question.text, question.id)]
     if "json" in name:
         write_questions(path, written)
-    elif any("\r" in text or ("\t" in text and "\n" in text) for text in texts):
-        return  # a line of a text could be taken for a row
+    elif any("\r" in text or ("\t" in text and "\n" in text) for text in texts) or "\n" in written[0].text:
+        return  # a line of a text could be taken for a row, or the first line shows no tab
     else:
         write_csv_questions(path, written)
     assert read_questions(path, id_col=2) == written
