@@ -2,8 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dpr.models.folders.peft_adapter import adapter_tower
 from dpr.models.folders.sentence_transformers import projected, static_tower
 from dpr.models.folders.sentence_transformers_modules import described_settings, read_modules, stated_length
 from dpr.models.settings import EncoderSettings
-from tests.fuzz.mutations import BYTES, JSON, Mutation
+from tests.fuzz.mutations import BYTES, JSON
 from tests.fuzz.subject import Files, Subject, contents
 from tests.helpers.adapters import base_folder
 
@@ -117,17 +116,8 @@ def _adapter_files() -> Files:
         return contents(Path(temporary), "a")
 
 
-def _part(
-    name: str,
-    files: Callable[[], Files],
-    read: Callable[[Path], Any],
-    kinds: tuple[Mutation, ...],
-    weight: float = 0.3,
-) -> Subject:
-    return Subject(name, files, read, kinds, weight=weight)
-
-
 _DESCRIBED: Files = {f"st/{name}": json.dumps(value).encode() for name, value in _FILES.items()}
+_part = partial(Subject, weight=0.3)
 _TOWER = ForeignTower(Path("d"), None, None, {})
 
 FOREIGN: dict[str, Subject] = {
@@ -148,13 +138,17 @@ FOREIGN: dict[str, Subject] = {
         "d/model.safetensors", _dense_files, lambda path: projected(_TOWER, [look(path.parent)]), BYTES
     ),
     "adapter settings": _part(
-        "a/adapter_config.json", _adapter_files, lambda path: adapter_tower(look(path.parent)), JSON, 0.1
+        "a/adapter_config.json",
+        _adapter_files,
+        lambda path: adapter_tower(look(path.parent)),
+        JSON,
+        weight=0.1,
     ),
     "adapter weights": _part(
         "a/adapter_model.safetensors",
         _adapter_files,
         lambda path: adapter_tower(look(path.parent)),
         BYTES,
-        0.1,
+        weight=0.1,
     ),
 }

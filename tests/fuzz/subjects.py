@@ -30,7 +30,7 @@ from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.results import read_trec_run
 from dpr.formats.run_folders import resolve_checkpoint
 from dpr.formats.text_store import open_store
-from dpr.formats.training_files.registry import read_rows
+from dpr.formats.training_files.registry import READERS, read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
@@ -40,7 +40,6 @@ from dpr.retrieval.suites import read_suite
 from dpr.storage.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
 from dpr.training.checkpointing import CheckpointFolder
 from tests.fuzz.foreign_subjects import FOREIGN
-from tests.fuzz.lookup_subjects import LOOKUPS
 from tests.fuzz.mutations import BYTES, JSON, TABLE, TEXT, Mutation
 from tests.fuzz.subject import Files, Subject, contents, lines
 from tests.helpers.jobs import compare
@@ -199,9 +198,9 @@ _COLUMNS = {"anchor": "q", "positive": "a", "negative_1": "b", "score": 1.5}
 _TRIPLES = 'who\u2019s it?\tAnn\tBob\nwho?\tAnn\t"Bob\n'.encode()
 
 
-def _parquet() -> bytes:
+def _parquet(**columns: Any) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"query": ["q"] * 9, "positive": [["a", "b"]] * 9}), sink)
+    pq.write_table(pa.table(columns), sink)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -282,6 +281,66 @@ _MANIFEST = b'{"schema": 1, "tool": "x", "metadata": {}, "files": {"a": {"bytes"
 _TSV = 'id\ttext\ttitle\n1\t"a ""quoted"" text\nin two lines"\tT\n2\tplain\té\n'.encode()
 _QUESTIONS = b"who?\t['Ann', 'Bob\\'s']\nwhat?\t[\"x\", 3]\n"
 
+_TEVATRON_IDS = {
+    "query_id": "1",
+    "query_text": "who?",
+    "positive_document_ids": ["d1"],
+    "negative_document_ids": ["d2", "7"],
+}
+_ID_COLUMNS = {"query_id": "1", "positive_id": "d1", "negative_ids": ["d2", 7]}
+
+
+_CORPORA = {
+    "corpus.jsonl": lines(
+        {"_id": "d1", "text": "x"}, {"docid": "d2", "title": "T", "text": "y"}, {"_id": 7, "contents": "z"}
+    ),
+    "corpus.tsv": b'id\ttext\ttitle\nd1\tx\t\nd2\t"y ""y"""\tT\n7\tz\tU\n',
+    "collection.tsv": b'd1\tx\nd2\ty\n7\t"z\n',
+    "corpus.parquet": _parquet(docid=["d1", "d2", "7"], title=["", "T", None], text=["x", "y", "z"]),
+}
+_QUERIES = b"1\twho?\n2\twhat?\n"
+_ROWS = {
+    "tevatron": lines(*[_TEVATRON_IDS] * 3),
+    "triples": b"1\td1\td2\n1\td1\t7\n2\t7\td1\n",
+    "pairs": b"1\td1\n1\td2\n2\t7\n",
+    "columns": lines(*[_ID_COLUMNS] * 3),
+}
+
+
+def _lookup(
+    target: str,
+    kinds: tuple[Mutation, ...],
+    *,
+    rows: str = "triples",
+    corpus: str = "corpus.jsonl",
+    has_lines: bool = False,
+) -> Subject:
+    """``target``: rows, queries.tsv, or the name of the corpus."""
+
+    def files() -> Files:
+        return {"rows": _ROWS[rows], "queries.tsv": _QUERIES, corpus: _CORPORA[corpus]}
+
+    def read(path: Path) -> None:
+        place = {name: path if name == target else path.parent / name for name in files()}
+        options = ReadOptions(
+            partial(open_store, cache_dir=path.parent / "cache"),
+            corpus=place[corpus],
+            queries=None if rows == "tevatron" else place["queries.tsv"],
+        )
+        found = list(READERS[rows](place["rows"], options))
+        assert all(
+            isinstance(row.error, InputError) and row.file == place["rows"] for row in found if row.error
+        )
+        assert all(
+            passage.id and passage.text is not None
+            for row in found
+            if row.sample
+            for passage in row.sample.positives
+        )
+
+    return Subject(target, files, read, kinds, has_lines, weight=0.5)
+
+
 SUBJECTS: dict[str, Subject] = {
     "training array": _file(
         "t.json", json.dumps([_SAMPLE] * 3, indent=1).encode(), _read_training, JSON, True, 0.6
@@ -303,7 +362,7 @@ SUBJECTS: dict[str, Subject] = {
         BYTES,
     ),
     "zip": _file("x.zip", _archive("zip"), _unpack, BYTES),
-    "parquet": _foreign("c.parquet", _parquet(), BYTES),
+    "parquet": _foreign("c.parquet", _parquet(query=["q"] * 9, positive=[["a", "b"]] * 9), BYTES),
     "beir": _foreign(
         "qrels/train.tsv",
         b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t0\n2\td1\t1\n",
@@ -406,6 +465,14 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "original vectors": _file("v_0", pickle.dumps(_VECTORS, protocol=4), PickledVectors, BYTES),
     "original vectors of 2020": _file("v_0", pickle.dumps(_VECTORS, protocol=3), PickledVectors, BYTES),
+    "tevatron ids": _lookup("rows", JSON, rows="tevatron"),
+    "triples of ids": _lookup("rows", TABLE),
+    "pairs of ids": _lookup("rows", TABLE, rows="pairs"),
+    "columns of ids": _lookup("rows", JSON, rows="columns"),
+    "looked up lines": _lookup("corpus.jsonl", JSON, has_lines=True),
+    "looked up tsv": _lookup("corpus.tsv", TABLE, corpus="corpus.tsv", has_lines=True),
+    "looked up columns": _lookup("collection.tsv", TABLE, corpus="collection.tsv", has_lines=True),
+    "looked up parquet": _lookup("corpus.parquet", BYTES, corpus="corpus.parquet"),
+    "looked up questions": _lookup("queries.tsv", TABLE, has_lines=True),
     **FOREIGN,
-    **LOOKUPS,
 }

@@ -1,9 +1,11 @@
-"""A model folder leads nowhere else, by links or by names in its files, and its texts are bounded."""
+"""A checkpoint or model folder leads nowhere else, by links or by names in its files; its texts are bounded."""
 
 import json
 import shutil
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dpr.core.errors import InputError
+from dpr.core.errors import CheckpointError, InputError
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.models.settings import EncoderSettings
-from tests.helpers.tiny import VOCABULARY, encoder_folder
+from dpr.storage.durable import MANIFEST, describe_file, durable_folder, verify_folder
+from tests.helpers.tiny import VOCABULARY, encoder_folder, tiny_model
 
 Change = Callable[[Path, Path], object]
 
@@ -52,6 +55,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linked(name: str) -> Change:
+    """A file, or a whole folder, is a link to the same content elsewhere, so that every hash agrees."""
+
     def change(folder: Path, outside: Path) -> None:
         shutil.move(str(folder / name), outside / "moved")
         (folder / name).symlink_to(outside / "moved")
@@ -231,3 +236,105 @@ def test_a_tokenizer_of_another_model_is_one_line(case: str, kind: str, good: Pa
     }
     found = refused(source, tmp_path, change, loads[kind])
     assert "its tokenizer has tokens up to number" in found or "UNK" in found
+
+
+_opened: list[str] | None = None
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if _opened is not None and event == "open":
+        _opened.append(str(arguments[0]))
+
+
+sys.addaudithook(_note)  # cannot be taken back, so it is idle but inside ``files_opened``
+
+
+@contextmanager
+def files_opened() -> Iterator[list[str]]:
+    global _opened
+    _opened = found = []
+    try:
+        yield found
+    finally:
+        _opened = None
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    with durable_folder(folder / "c") as target:
+        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
+    return folder / "c"
+
+
+def listed(name: str) -> Change:
+    """The manifest lists one more file, with the size and hash of the secret."""
+
+    def change(folder: Path, outside: Path) -> None:
+        secret = outside / "secret"
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["files"][name.replace("SECRET", str(secret))] = describe_file(secret)
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+
+    return change
+
+
+def added(name: str, *, link: bool = False) -> Change:
+    """A file that the manifest does not know."""
+
+    def change(folder: Path, outside: Path) -> None:
+        secret = outside / "secret"
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(secret) if link else shutil.copy(secret, folder / name)
+
+    return change
+
+
+EVIL: dict[str, Change] = {
+    **{
+        f"manifest lists {name!r}": listed(name)
+        for name in ("../secret", "SECRET", "a/../../secret", "encoder/../../secret", "..", ".", "")
+    },
+    **{
+        f"manifest lists {name!r}": listed(name)
+        for name in ("..\\secret", "secret\0", "/", "//secret", "nowhere", "x/" * 500)
+    },
+    **{
+        f"{name} is a link": linked(name)
+        for name in ("model.safetensors", "encoder_settings.json", "encoder/config.json", "encoder", MANIFEST)
+    },
+    "a link beside": added("link", link=True),
+    "a link in the encoder": added("encoder/vocab.txt", link=True),
+    "code beside": added("encoder/modeling.py"),
+    "a file beside": added("extra.bin"),
+}
+
+
+def test_files_opened_are_seen(checkpoint: Path) -> None:
+    with files_opened() as opened:
+        BiEncoder.load(checkpoint)
+    assert {str(checkpoint / MANIFEST), str(checkpoint / "encoder_settings.json")} <= set(opened)
+
+
+@pytest.mark.parametrize("case", EVIL)
+def test_it_is_refused_and_nothing_outside_is_opened(case: str, checkpoint: Path, tmp_path: Path) -> None:
+    folder, secret = tmp_path / "c", tmp_path / "outside" / "secret"
+    shutil.copytree(checkpoint, folder)
+    (folder / "encoder" / "vocab.txt").unlink(missing_ok=True) if "vocab" in case else None
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    (tmp_path / "secret").write_text("secret")
+    EVIL[case](folder, secret.parent)
+    with files_opened() as opened, pytest.raises(CheckpointError):
+        BiEncoder.load(folder)
+    assert verify_folder(folder)
+    assert not [path for path in opened if path.startswith((str(secret.parent), str(tmp_path / "secret")))]
+
+
+@pytest.mark.parametrize("name", ["..", "../other", "/etc", "a/b", ".", "x\0", 3, ["c"], {"a": 1}, True])
+def test_a_run_cannot_name_a_checkpoint_elsewhere(name: Any, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copytree(checkpoint, tmp_path / "other")
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"best_checkpoint": name, "last_checkpoint": name}))
+    with pytest.raises(CheckpointError):
+        BiEncoder.load(tmp_path / "run")
