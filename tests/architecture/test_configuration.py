@@ -18,10 +18,11 @@ from dpr.embedding.settings import PassageSourceConfig
 from dpr.preparation.settings import ResourceConfig
 from dpr.retrieval.settings import QuestionSetConfig
 from tests.architecture.source_files import REPOSITORY
-from tests.helpers.jobs import LaunchedJob, launched_jobs
 from tests.helpers.needs import put
 
 CONF = conf_folder()
+# The commands that have a file in ``conf/``.
+COMPOSED = {name: (entry.config, entry.settings_class()) for name, entry in COMMANDS.items() if entry.config}
 DOCUMENTS = [
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
@@ -30,17 +31,20 @@ DOCUMENTS = [
 ]
 
 
-def option_overrides() -> list[tuple[LaunchedJob, str]]:
-    """Every option of every group, with the first job that has a place for it."""
-    jobs: dict[str, LaunchedJob] = {}
-    for job in launched_jobs():
-        places = {name for name in sections(job.config_class) if name} | {
-            entry.key for entry in settings(job.config_class)
-        }
+def option_overrides() -> dict[str, str]:
+    """Every option of every group, with the first command that has a place for it."""
+    commands: dict[str, str] = {}
+    for name, (_, kind) in COMPOSED.items():
+        places = {section for section in sections(kind) if section} | {entry.key for entry in settings(kind)}
         for group in sorted(places):
             for option in group_options(group, [CONF]):
-                jobs.setdefault(f"{group}={option}", job)
-    return [(job, override) for override, job in jobs.items()]
+                commands.setdefault(f"{group}={option}", name)
+    return commands
+
+
+def check_composed(command: str, *overrides: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = launch(*COMPOSED[command], lambda config: None, [*overrides, "--cfg", "job"])
+    assert code == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -48,26 +52,19 @@ def test_every_command_has_its_settings_and_every_setting_has_help(command: str)
     assert [entry.key for entry in settings(COMMANDS[command].settings_class()) if not entry.doc] == []
 
 
-@pytest.mark.parametrize("job", launched_jobs(), ids=lambda job: job.command)
-def test_every_job_composes(job: LaunchedJob, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch(job.config_name, job.config_class, lambda config: None, ["--cfg", "job"]) == 0, (
-        capsys.readouterr().err
-    )
+@pytest.mark.parametrize("command", COMPOSED)
+def test_every_job_composes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_composed(command, capsys=capsys)
 
 
-@pytest.mark.parametrize(
-    ("job", "override"), option_overrides(), ids=lambda value: getattr(value, "command", value)
-)
-def test_every_group_option_composes(
-    job: LaunchedJob, override: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = launch(job.config_name, job.config_class, lambda config: None, [override, "--cfg", "job"])
-    assert code == 0, capsys.readouterr().err
+@pytest.mark.parametrize(("override", "command"), option_overrides().items())
+def test_every_group_option_composes(override: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_composed(command, override, capsys=capsys)
 
 
 def test_every_yaml_file_belongs_to_a_job() -> None:
-    roots = {job.config_name for job in launched_jobs()}
-    used = {override.replace("=", "/") for _, override in option_overrides()}
+    roots = {config for config, _ in COMPOSED.values()}
+    used = {override.replace("=", "/") for override in option_overrides()}
     found = {path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.rglob("*.yaml")}
     assert found - roots - used == set()
 
@@ -110,7 +107,7 @@ def test_settings_named_in_documents_exist(document: Path) -> None:
     known = known_words()
     tops = {key.split(".")[0] for key in known if "." in key}
     catalogues = tuple(
-        f"{entry.key}." for job in launched_jobs() for entry in settings(job.config_class) if entry.is_open
+        f"{entry.key}." for _, kind in COMPOSED.values() for entry in settings(kind) if entry.is_open
     )
     missing = []
     for span in re.findall(r"`([^`\n]+)`", document.read_text(encoding="utf-8")):

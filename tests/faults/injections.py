@@ -46,32 +46,26 @@ def _at_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
 
 
 def _around(
-    owner: Any, name: str, action: Callable[[], None], when: Callable[..., bool], *, first: bool
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+    when: Callable[..., bool] = lambda *_: True,
 ) -> None:
+    """Lets something happen at every call of ``owner``.``name`` whose arguments ``when`` accepts."""
     real = getattr(owner, name)
 
     def replaced(*arguments: Any, **options: Any) -> Any:
         is_due = when(*arguments)
-        if is_due and first:
-            action()
+        if is_due:
+            before()
         result = real(*arguments, **options)
-        if is_due and not first:
-            action()
+        if is_due:
+            after()
         return result
 
     setattr(owner, name, replaced)
-
-
-def _before(
-    owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True
-) -> None:
-    _around(owner, name, action, when, first=True)
-
-
-def _after(
-    owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True
-) -> None:
-    _around(owner, name, action, when, first=False)
 
 
 def _is_checkpoint(*paths: Any) -> bool:
@@ -82,7 +76,7 @@ def kill_while_saving(point: str, save: int) -> None:
     """Kills the run in its ``save``-th save, at a named point of it."""
     kill = _at_call(save, kill_all)
     if point == "before the temporary folder":
-        _before(checkpointing, "durable_folder", kill, when=_is_checkpoint)
+        _around(checkpointing, "durable_folder", before=kill, when=_is_checkpoint)
     elif point == "in the middle of a file":
         real, folders = checkpoints.write_tensors, list[Path]()
 
@@ -97,11 +91,11 @@ def kill_while_saving(point: str, save: int) -> None:
 
         checkpoints.write_tensors = write_tensors  # type: ignore[assignment]
     elif point == "before the manifest":
-        _before(durable, "write_manifest", kill, when=lambda folder, *_: ".step" in folder.name)
+        _around(durable, "write_manifest", before=kill, when=lambda folder, *_: ".step" in folder.name)
     elif point == "before the rename":
-        _before(os, "rename", kill, when=_is_checkpoint)
+        _around(os, "rename", before=kill, when=_is_checkpoint)
     elif point == "after the rename":
-        _after(os, "rename", kill, when=_is_checkpoint)
+        _around(os, "rename", after=kill, when=_is_checkpoint)
     elif point == "while pruning":
         kill_while_pruning(save)
     else:
@@ -111,12 +105,6 @@ def kill_while_saving(point: str, save: int) -> None:
 def kill_while_pruning(removal: int) -> None:
     """Kills the run when half the files of the ``removal``-th checkpoint it prunes are deleted."""
 
-    def half_of_it(*arguments: Any, **options: Any) -> None:
-        files = sorted(path for path in Path(arguments[0]).rglob("*") if path.is_file())
-        for file in files[: len(files) // 2]:
-            file.unlink()
-        kill_all()
-
     real, calls = shutil.rmtree, [0]
 
     def replaced(*arguments: Any, **options: Any) -> None:
@@ -124,7 +112,10 @@ def kill_while_pruning(removal: int) -> None:
         if ".step" in folder.name and any(folder.rglob("*.safetensors")):
             calls[0] += 1
             if calls[0] == removal:
-                half_of_it(folder)
+                files = sorted(path for path in folder.rglob("*") if path.is_file())
+                for file in files[: len(files) // 2]:
+                    file.unlink()
+                kill_all()
         real(*arguments, **options)
 
     shutil.rmtree = replaced  # type: ignore[assignment]
@@ -144,17 +135,14 @@ def at_step(step: int, on_rank: int, what: str) -> None:
 
     if rank() == on_rank:
         _count_updates()
-        _before(DirectStep, "__call__", act, when=lambda *_: _updates[0] + 1 == step)
+        _around(DirectStep, "__call__", before=act, when=lambda *_: _updates[0] + 1 == step)
 
 
 _updates = [0]
 
 
 def _count_updates() -> None:
-    def count() -> None:
-        _updates[0] += 1
-
-    _after(BiEncoderTrainer, "update", count)
+    _around(BiEncoderTrainer, "update", after=lambda: _updates.append(_updates.pop() + 1))
 
 
 def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> None:
@@ -278,7 +266,7 @@ def slow_steps(seconds: float) -> None:
         print("a slow update begins", flush=True)
         time.sleep(seconds)
 
-    _before(BiEncoderTrainer, "update", linger)
+    _around(BiEncoderTrainer, "update", before=linger)
 
 
 def worker_dies(on_rank: int, batch: int, how: str) -> None:
@@ -292,7 +280,7 @@ def worker_dies(on_rank: int, batch: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if rank() == on_rank:
-        _before(GlobalBatchDataset, "__getitem__", _at_call(batch, die))
+        _around(GlobalBatchDataset, "__getitem__", before=_at_call(batch, die))
 
 
 def without_privileges() -> None:

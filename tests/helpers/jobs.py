@@ -1,30 +1,9 @@
-"""The commands with their configuration names and classes, and as functions (argv) -> exit code."""
+"""The commands as functions (argv) -> exit code."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 
 from dpr.cli.launch import answer
 from dpr.cli.main import COMMANDS, job_of, main
-
-
-@dataclass(frozen=True)
-class LaunchedJob:
-    """A command whose configuration is composed of files."""
-
-    command: str
-    config_name: str
-    config_class: type
-
-
-@cache
-def launched_jobs() -> tuple[LaunchedJob, ...]:
-    """All commands that have a file in ``conf/``."""
-    return tuple(
-        LaunchedJob(name, entry.config, entry.settings_class())
-        for name, entry in COMMANDS.items()
-        if entry.config
-    )
 
 
 def command(name: str) -> Callable[[list[str]], int]:

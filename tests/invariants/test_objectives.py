@@ -1,7 +1,10 @@
 """Every objective is one function of its global batch: over processes, cached, packed or padded, in blocks."""
 
+from __future__ import annotations
+
 import copy
-from dataclasses import replace
+import math
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks
@@ -26,7 +29,6 @@ from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
 from dpr.training.teacher import ModelTeacher, StoredTeacher
-from tests.helpers.objectives import PlainGlobalBatch, num_correct, objective
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import gradients, taken
@@ -169,6 +171,194 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[int, list[dict[tuple[str, str], dict[str, torch.Tensor]]]]:
     """What each rank computed, for 1 and 2 processes."""
     return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2)}
+
+
+# The objective written out: one question, one slot and one term at a time, in one process.
+Key = tuple[int, int]
+
+
+@dataclass
+class PlainGlobalBatch:
+    """Vectors of all questions (Q, D) and slots (Q * n, D) with what is known of them."""
+
+    questions: Tensor
+    slots: Tensor
+    batch: BiEncoderBatch
+    temperature: Tensor
+    normalize: bool = False
+    guide: dict[Key, Tensor] = field(default_factory=dict)
+    taught: tuple[Tensor | None, Tensor | None] | None = None
+    """A teacher's vectors of the questions (Q, D) and of the slots (Q * n, D), if it teaches these."""
+
+    def __post_init__(self) -> None:
+        self.keys: list[Key] = [tuple(pair) for pair in self.batch.context_ids.tolist()]
+        self.known: list[set[Key]] = [
+            {tuple(pair) for pair, valid in zip(pairs, valids, strict=True) if valid}
+            for pairs, valids in zip(
+                self.batch.known_positive_ids.tolist(), self.batch.known_positive_valid.tolist(), strict=True
+            )
+        ]
+        self.width = len(self.keys) // len(self.questions)
+
+    def raw(self, question: int, slot: int) -> Tensor:
+        return self.questions[question] @ self.slots[slot]
+
+    def logit(self, question: int, slot: int) -> Tensor:
+        return self.raw(question, slot) / self.temperature
+
+    def own(self, question: int) -> range:
+        return range(question * self.width, (question + 1) * self.width)
+
+    def positive(self, question: int) -> int:
+        return int(self.batch.positive_idx[question])
+
+    def is_valid(self, slot: int) -> bool:
+        return bool(self.batch.context_valid[slot])
+
+    def distinct(self, question: int) -> list[int]:
+        """The first slot of each passage, the question's own positive for its passage."""
+        found: dict[Key, int] = {self.keys[self.positive(question)]: self.positive(question)}
+        for slot in range(len(self.keys)):
+            if self.is_valid(slot):
+                found.setdefault(self.keys[slot], slot)
+        return list(found.values())
+
+    def cut(self, width: int) -> PlainGlobalBatch:
+        """The same, of the first numbers of every vector."""
+        questions, slots = self.questions[:, :width], self.slots[:, :width]
+        if self.normalize:
+            questions, slots = (part / part.norm(dim=1, keepdim=True) for part in (questions, slots))
+        return replace(self, questions=questions, slots=slots)
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
+
+
+def rivals_of(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> list[int]:
+    """The slots that compete with a question's positive."""
+    positive, guide = global_batch.keys[global_batch.positive(question)], global_batch.guide
+    found = []
+    for slot in global_batch.distinct(question):
+        key = global_batch.keys[slot]
+        if key == positive or key in global_batch.known[question]:
+            continue
+        is_guided = positive in guide and key in guide
+        if is_guided and cosine(guide[positive], guide[key]) > settings["guide_threshold"]:
+            continue
+        found.append(slot)
+    return found
+
+
+def share(wanted: Tensor, others: list[Tensor]) -> Tensor:
+    """-log of the share of ``wanted`` in the softmax over all."""
+    return torch.logsumexp(torch.stack([wanted, *others]), 0) - wanted
+
+
+def num_correct(global_batch: PlainGlobalBatch, settings: dict[str, Any]) -> int:
+    """Returns how many questions have the highest score for their positive."""
+    if widths := settings.get("dimensions"):
+        global_batch = global_batch.cut(max(widths))
+    global_batch, found = replace(global_batch, guide={}), 0
+    for question in range(len(global_batch.questions)):
+        positive = global_batch.keys[global_batch.positive(question)]
+        others = [
+            slot
+            for slot in global_batch.own(question)
+            if global_batch.is_valid(slot) and global_batch.keys[slot] != positive
+        ]
+        if settings.get("nll_weight", 1.0):
+            others = rivals_of(global_batch, question, settings)
+        best = max((global_batch.raw(question, slot).item() for slot in others), default=-math.inf)
+        found += global_batch.raw(question, global_batch.positive(question)).item() > best
+    return found
+
+
+def nll(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    rivals = rivals_of(global_batch, question, settings)
+    own = global_batch.logit(question, global_batch.positive(question))
+    return share(own, [global_batch.logit(question, slot) for slot in rivals])
+
+
+def symmetric(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    positive, others = global_batch.positive(question), []
+    for other in range(len(global_batch.questions)):
+        if other != question and global_batch.keys[positive] not in global_batch.known[other]:
+            others.append(global_batch.logit(other, positive))
+    return share(global_batch.logit(question, positive), others)
+
+
+def scores_of_teacher(global_batch: PlainGlobalBatch, question: int) -> dict[int, float]:
+    assert global_batch.batch.teacher_scores is not None
+    scores = global_batch.batch.teacher_scores.tolist()
+    return {
+        slot: scores[slot]
+        for slot in global_batch.own(question)
+        if global_batch.is_valid(slot) and not math.isnan(scores[slot])
+    }
+
+
+def kl(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    teacher = scores_of_teacher(global_batch, question)
+    if not teacher:
+        return torch.zeros((), dtype=torch.float64)
+    student = torch.stack([global_batch.logit(question, slot) for slot in teacher]).log_softmax(0)
+    wanted = torch.tensor(
+        [score / settings.get("teacher_temperature", 1.0) for score in teacher.values()], dtype=torch.float64
+    )
+    return sum(
+        (share * (share.log() - own) for share, own in zip(wanted.softmax(0), student, strict=True)),
+        torch.zeros(()),
+    )
+
+
+def margin_mse(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    teacher, positive = scores_of_teacher(global_batch, question), global_batch.positive(question)
+    total = torch.zeros((), dtype=torch.float64)
+    if positive not in teacher:
+        return total
+    for slot in teacher.keys() - {positive}:
+        student = global_batch.raw(question, positive) - global_batch.raw(question, slot)
+        wanted = settings.get("margin_mse_scale", 1.0) * (teacher[positive] - teacher[slot])
+        total = total + (student - wanted) ** 2 / (len(teacher) - 1)
+    return total
+
+
+def embedding(global_batch: PlainGlobalBatch, question: int, settings: dict[str, Any]) -> Tensor:
+    assert global_batch.taught is not None
+    questions, slots = global_batch.taught
+    total = torch.zeros((), dtype=torch.float64)
+    if questions is not None:
+        total = total + ((global_batch.questions[question] - questions[question]) ** 2).sum()
+    if slots is None:
+        return total
+    own_slots = [slot for slot in global_batch.own(question) if global_batch.is_valid(slot)]
+    for slot in own_slots:
+        total = total + ((global_batch.slots[slot] - slots[slot]) ** 2).sum() / len(own_slots)
+    return total
+
+
+TERMS = {"nll_weight": nll, "symmetric_weight": symmetric, "kl_weight": kl, "margin_mse_weight": margin_mse}
+
+
+def objective(global_batch: PlainGlobalBatch, settings: dict[str, Any]) -> Tensor:
+    """J, by its definition."""
+    widths = settings.get("dimensions") or [global_batch.questions.shape[1]]
+    total = torch.zeros((), dtype=torch.float64)
+    for width in widths:
+        total = total + of_one_width(global_batch.cut(width), settings)
+    return total
+
+
+def of_one_width(global_batch: PlainGlobalBatch, settings: dict[str, Any]) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for question, weight in enumerate(global_batch.batch.loss_weights.tolist()):
+        for name, term in TERMS.items():
+            if factor := settings.get(name, 1.0 if name == "nll_weight" else 0.0):
+                total = total + weight * factor * term(global_batch, question, settings)
+        if global_batch.taught is not None:
+            total = total + weight * embedding(global_batch, question, settings)
+    return total / len(global_batch.questions)
 
 
 def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
