@@ -18,7 +18,7 @@ from dpr.embedding.settings import PassageSourceConfig
 from dpr.preparation.settings import ResourceConfig
 from dpr.retrieval.settings import QuestionSetConfig
 from tests.architecture.source_files import REPOSITORY
-from tests.helpers.needs import put
+from tests.helpers.training import put
 
 CONF = conf_folder()
 # The commands that have a file in ``conf/``.

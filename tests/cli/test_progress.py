@@ -8,7 +8,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core import logs
-from tests.cli.test_quickstart import write_documents
+from tests.cli.test_adapt import write_documents
 
 COMMANDS = {
     "prepare": "docs out=texts",

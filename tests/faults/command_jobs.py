@@ -42,11 +42,11 @@ STUDENT = (
 
 
 SUITE = {
-    "one/corpus.tsv": "corpus.tsv",
-    "one/queries.jsonl": "questions.jsonl",
-    "one/qrels/test.tsv": "qrels.tsv",
+    "set/corpus.tsv": "corpus.tsv",
+    "set/queries.jsonl": "questions.jsonl",
+    "set/qrels/test.tsv": "qrels.tsv",
 }
-"""Files of the set of suite.yaml, and what they are copies of."""
+"""Files of the set, which suite.yaml names too, and what they are copies of."""
 
 
 JOBS = {
@@ -90,7 +90,7 @@ JOBS = {
     "merge of two": "merge tuned=[in/model,in/other] device=cpu out=out/merged",
 }
 """Command lines, relative to a folder with the inputs in ``in``."""
-MADE_OF_CACHE = {"evaluate": "out/suite/one"}
+MADE_OF_CACHE = {"evaluate": "out/suite/set"}
 """An output that a command makes from its cache; while it is there, the cache is not read."""
 TRAININGS = ("train", "train loss.teacher", "train model_file")
 """What it leaves holds times, so that only some of it is compared."""
@@ -118,10 +118,10 @@ def make_inputs(folder: Path) -> None:
         folder / "qrels.tsv",
         {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)},
     )
-    (folder / "one" / "qrels").mkdir(parents=True)
+    (folder / "set" / "qrels").mkdir(parents=True)
     for name, source in SUITE.items():
         shutil.copyfile(folder / source, folder / name)
-    (folder / "suite.yaml").write_text("sets: {one: one}")
+    (folder / "suite.yaml").write_text("sets: {set: set}")
     write_trec_run(
         folder / "a.run",
         {question.id: [(str(passage.id), rng.random()) for passage in passages] for question in questions},
@@ -142,10 +142,6 @@ def make_inputs(folder: Path) -> None:
         folder / "ids.jsonl",
         [TrainingSample(asked.text, (right,), (wrong,)) for asked, right, wrong in rows] * 3,
     )
-    (folder / "set" / "qrels").mkdir(parents=True)
-    write_passages(folder / "set" / "corpus.jsonl", passages)
-    write_questions(folder / "set" / "queries.jsonl", questions)
-    shutil.copy(folder / "qrels.tsv", folder / "set" / "qrels" / "test.tsv")
     write_original(folder / "x.cp", original_names(model.weights()), flat_params(str(folder / "encoder")))
     vectors = np.asarray(model.encode_passages(passages))
     for number in range(2):

@@ -1,7 +1,6 @@
 """A process that forks any command of ``dpr``, with a fault counted in the interpreter's audit events of files."""
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -15,6 +14,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.faults.server import settle
 from tests.helpers.processes import run_and_exit
 
 _CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
@@ -31,26 +31,18 @@ def serve(requests: Connection) -> None:
 
 def _import_everything() -> None:
     import faiss
-    import torch
 
-    for (
-        name
-    ) in "bm25s hydra pyarrow.parquet pytrec_eval tokenizers examples.docstring_corpus.__main__".split():
+    jobs = "adapt compare download embed export mine quickstart retrieve train".split()
+    names = "bm25s hydra pyarrow.parquet pytrec_eval tokenizers examples.docstring_corpus.__main__".split()
+    names += ["dpr.preparation.conversion", "dpr.preparation.new_encoder"]
+    for name in [*names, *(f"dpr.jobs.{job}" for job in jobs)]:
         importlib.import_module(name)
-    for name in "adapt compare download embed export mine quickstart retrieve train".split():
-        importlib.import_module(f"dpr.jobs.{name}")
-    for name in ("conversion", "new_encoder"):
-        importlib.import_module(f"dpr.preparation.{name}")
     from dpr.cli.main import COMMANDS
-    from dpr.training.throughput import matrix_speed
 
     for command in COMMANDS.values():
         command.settings_class()
-    torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    matrix_speed(torch.device("cpu"), torch.float32)  # found out once in a process
-    gc.collect()
-    gc.freeze()
+    settle()
 
 
 def _start(child: dict[str, Any]) -> tuple[int, int, int]:

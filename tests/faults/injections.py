@@ -28,29 +28,33 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def kill_all() -> None:
+def kill_all(*_: Any) -> None:
     """SIGKILL for every process of the run, at this very moment: they share a process group."""
     os.killpg(0, signal.SIGKILL)
 
 
-def _at_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
+def _at_call(number: int, action: Callable[..., None]) -> Callable[..., None]:
     """A function that calls ``action`` the ``number``-th time (from 1) it is called."""
     calls = [0]
 
-    def count() -> None:
+    def count(*arguments: Any) -> None:
         calls[0] += 1
         if calls[0] == number:
-            action()
+            action(*arguments)
 
     return count
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def _around(
     owner: Any,
     name: str,
     *,
-    before: Callable[[], object] = lambda: None,
-    after: Callable[[], object] = lambda: None,
+    before: Callable[..., None] = _nothing,
+    after: Callable[..., None] = _nothing,
     when: Callable[..., bool] = lambda *_: True,
 ) -> None:
     """Lets something happen at every call of ``owner``.``name`` whose arguments ``when`` accepts."""
@@ -59,10 +63,10 @@ def _around(
     def replaced(*arguments: Any, **options: Any) -> Any:
         is_due = when(*arguments)
         if is_due:
-            before()
+            before(*arguments)
         result = real(*arguments, **options)
         if is_due:
-            after()
+            after(*arguments)
         return result
 
     setattr(owner, name, replaced)
@@ -78,18 +82,14 @@ def kill_while_saving(point: str, save: int) -> None:
     if point == "before the temporary folder":
         _around(checkpointing, "durable_folder", before=kill, when=_is_checkpoint)
     elif point == "in the middle of a file":
-        real, folders = checkpoints.write_tensors, list[Path]()
 
-        def write_tensors(folder: Path, name: str, *arguments: Any) -> None:
-            real(folder, name, *arguments)
-            folders.extend([folder] if name == checkpoints.OPTIMIZER_FILE else [])
-            if len(folders) == save:
-                os.truncate(
-                    folder / checkpoints.MODEL_FILE, (folder / checkpoints.MODEL_FILE).stat().st_size // 2
-                )
-                kill_all()
+        def cut(folder: Path, *_: Any) -> None:
+            weights = folder / checkpoints.MODEL_FILE
+            os.truncate(weights, weights.stat().st_size // 2)
+            kill_all()
 
-        checkpoints.write_tensors = write_tensors  # type: ignore[assignment]
+        is_last = lambda folder, name, *_: name == checkpoints.OPTIMIZER_FILE
+        _around(checkpoints, "write_tensors", after=_at_call(save, cut), when=is_last)
     elif point == "before the manifest":
         _around(durable, "write_manifest", before=kill, when=lambda folder, *_: ".step" in folder.name)
     elif point == "before the rename":
@@ -105,26 +105,22 @@ def kill_while_saving(point: str, save: int) -> None:
 def kill_while_pruning(removal: int) -> None:
     """Kills the run when half the files of the ``removal``-th checkpoint it prunes are deleted."""
 
-    real, calls = shutil.rmtree, [0]
+    def is_checkpoint(folder: Any, *_: Any) -> bool:
+        return ".step" in Path(folder).name and any(Path(folder).rglob("*.safetensors"))
 
-    def replaced(*arguments: Any, **options: Any) -> None:
-        folder = Path(arguments[0])
-        if ".step" in folder.name and any(folder.rglob("*.safetensors")):
-            calls[0] += 1
-            if calls[0] == removal:
-                files = sorted(path for path in folder.rglob("*") if path.is_file())
-                for file in files[: len(files) // 2]:
-                    file.unlink()
-                kill_all()
-        real(*arguments, **options)
+    def half_of_it(folder: Any, *_: Any) -> None:
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        for file in files[: len(files) // 2]:
+            file.unlink()
+        kill_all()
 
-    shutil.rmtree = replaced  # type: ignore[assignment]
+    _around(shutil, "rmtree", before=_at_call(removal, half_of_it), when=is_checkpoint)
 
 
 def at_step(step: int, on_rank: int, what: str) -> None:
     """One rank dies, hangs or raises in the forward pass of update ``step`` (from 1)."""
 
-    def act() -> None:
+    def act(*_: Any) -> None:
         print(f"rank {on_rank} {what}", flush=True)
         if what == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -135,14 +131,15 @@ def at_step(step: int, on_rank: int, what: str) -> None:
 
     if rank() == on_rank:
         _count_updates()
-        _around(DirectStep, "__call__", before=act, when=lambda *_: _updates[0] + 1 == step)
+        _around(DirectStep, "__call__", before=act, when=lambda *_: len(_updates) + 1 == step)
 
 
-_updates = [0]
+_updates: list[BiEncoderTrainer] = []
+"""The trainer, once for every update that it has made."""
 
 
 def _count_updates() -> None:
-    _around(BiEncoderTrainer, "update", after=lambda: _updates.append(_updates.pop() + 1))
+    _around(BiEncoderTrainer, "update", after=lambda trainer, *_: _updates.append(trainer))
 
 
 def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> None:
@@ -154,7 +151,7 @@ def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> No
 
     def spoilt(self: BiEncoder, *arguments: Any, **options: Any) -> Any:
         vectors = forward(self, *arguments, **options)
-        if torch.is_grad_enabled() and first <= _updates[0] + 1 < first + steps:
+        if torch.is_grad_enabled() and first <= len(_updates) + 1 < first + steps:
             return vectors._replace(questions=vectors.questions * float(value))
         return vectors
 
@@ -179,37 +176,32 @@ def tell_weights() -> None:
 
 def tell_times() -> None:
     """Prints when training ends how long it took, and its saves."""
-    save, train = checkpointing.CheckpointFolder.save, BiEncoderTrainer.train
-    taken = list[float]()
+    begun, taken = list[float](), list[float]()
 
-    def timed_save(*arguments: Any, **options: Any) -> Any:
-        start = time.perf_counter()
-        found = save(*arguments, **options)
-        taken.append(time.perf_counter() - start)
-        return found
+    def begin(*_: Any) -> None:
+        begun.append(time.perf_counter())
 
-    def timed_train(self: BiEncoderTrainer) -> Any:
-        start = time.perf_counter()
-        found = train(self)
-        print(f"times: {time.perf_counter() - start:.2f} s, of which {len(taken)} saves {sum(taken):.2f} s")
-        return found
+    def end(*_: Any) -> None:
+        taken.append(time.perf_counter() - begun.pop())
 
-    checkpointing.CheckpointFolder.save = timed_save  # type: ignore[method-assign]
-    BiEncoderTrainer.train = timed_train  # type: ignore[assignment]
+    def tell(*_: Any) -> None:
+        end()
+        *saves, whole = taken
+        print(f"times: {whole:.2f} s, of which {len(saves)} saves {sum(saves):.2f} s")
+
+    _around(checkpointing.CheckpointFolder, "save", before=begin, after=end)
+    _around(BiEncoderTrainer, "train", before=begin, after=tell)
 
 
 def tell_rows() -> None:
     """Prints the rows of each batch as they are collated; wants ``train.num_workers=0``."""
     from dpr.data.loader import GlobalBatchDataset
 
-    real = GlobalBatchDataset.__getitem__
-
-    def item(self: GlobalBatchDataset, key: tuple[int, int]) -> Any:
-        global_batch = self.iterator.global_batch(*key)
+    def tell(dataset: GlobalBatchDataset, key: tuple[int, int]) -> None:
+        global_batch = dataset.iterator.global_batch(*key)
         print("rows", key[0], *[int(row) for row in global_batch.rows], flush=True)
-        return real(self, key)
 
-    GlobalBatchDataset.__getitem__ = item  # type: ignore[method-assign]
+    _around(GlobalBatchDataset, "__getitem__", before=tell)
 
 
 def _in_saves(first: int, count: int, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -262,7 +254,7 @@ def late_start(seed: int) -> None:
 def slow_steps(seconds: float) -> None:
     """Makes every update take longer, and prints when it begins."""
 
-    def linger() -> None:
+    def linger(*_: Any) -> None:
         print("a slow update begins", flush=True)
         time.sleep(seconds)
 
@@ -273,7 +265,7 @@ def worker_dies(on_rank: int, batch: int, how: str) -> None:
     """The data-loader worker of a rank ends while it makes its ``batch``-th batch."""
     from dpr.data.loader import GlobalBatchDataset
 
-    def die() -> None:
+    def die(*_: Any) -> None:
         if torch.utils.data.get_worker_info() is not None:
             if how == "exit":
                 os._exit(7)

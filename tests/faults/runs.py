@@ -202,9 +202,8 @@ def final_hash(output_dir: Path) -> str:
 
 
 def all_files(folder: Path) -> dict[str, bytes]:
-    """Every file with its content."""
+    """Every file with its content, and every folder."""
     return {
-        str(path.relative_to(folder)): path.read_bytes()
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
     }

@@ -21,7 +21,11 @@ SCRIPT = str(Path(__file__).resolve().parents[2] / "train_dense_encoder.py")
 
 def serve(requests: Connection) -> None:
     """Serves until it is asked for nothing; then ends what still runs."""
-    _import_everything()
+    import hydra  # noqa: F401
+
+    import dpr.jobs.train  # noqa: F401
+
+    settle()
     ended: dict[int, int] = {}
     running: set[int] = set()
     requests.send(os.getpid())
@@ -43,11 +47,10 @@ def serve(requests: Connection) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _import_everything() -> None:
-    import hydra  # noqa: F401
+def settle() -> None:
+    """Finds out once what every fork would, and keeps from being copied what they share."""
     import torch
 
-    import dpr.jobs.train  # noqa: F401
     from dpr.training.throughput import matrix_speed
 
     torch.set_num_threads(1)

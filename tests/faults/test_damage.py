@@ -11,6 +11,7 @@ from dpr.formats.run_folders import checkpoint_folders
 from dpr.storage.durable import durable_file, durable_folder, verify_folder
 from tests.faults.conftest import Case, Trial, fault
 from tests.faults.runs import NAME, Workshop, final_hash, saved_steps, state_hash
+from tests.helpers.training import newest
 
 REFUSED = 3
 
@@ -18,10 +19,6 @@ REFUSED = 3
 @pytest.fixture(scope="module")
 def finished(workshop: Workshop, undisturbed: dict[int, str]) -> Path:
     return workshop.folder / "undisturbed-2"
-
-
-def newest(output_dir: Path) -> Path:
-    return checkpoint_folders(output_dir)[0]
 
 
 def checkpoint_files(output_dir: Path) -> list[str]:
@@ -163,9 +160,9 @@ def test_a_save_fails(trial: Trial, workshop: Workshop, undisturbed: dict[int, s
     run = workshop.finish(trial.output_dir, injections=[(fault, {"from_save": first, "saves": count})])
     assert run.rank_text(0).count("the next one is tried when it is due") == count, run.text
     assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir))
-    newest = [checkpoint_folders(run)[0] for run in (trial.output_dir, workshop.folder / "undisturbed-2")]
-    assert newest[0].name == newest[1].name
-    assert state_hash(newest[0], best=False) == state_hash(newest[1], best=False)
+    last = [newest(run) for run in (trial.output_dir, workshop.folder / "undisturbed-2")]
+    assert last[0].name == last[1].name
+    assert state_hash(last[0], best=False) == state_hash(last[1], best=False)
     assert not list(trial.output_dir.glob(".*"))
 
 

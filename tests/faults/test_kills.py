@@ -138,7 +138,7 @@ def test_a_folder_that_is_replaced_is_never_lost(number: int, tmp_path: Path) ->
     with durable_folder(target) as folder:
         (folder / "a").write_text("old")
     if (pid := os.fork()) == 0:
-        kill = injections._at_call(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        kill = injections._at_call(number, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         injections._around(os, "rename", before=kill)
         with durable_folder(target, overwrite=True) as folder:
             (folder / "a").write_text("new")

@@ -71,10 +71,6 @@ def test_nesting_without_end_is_refused(name: str, depth: int, tmp_path: Path) -
         refused(name, path)
 
 
-def _loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
 def _two_links(path: Path) -> None:
     (path.parent / "other").symlink_to(path)
     path.symlink_to(path.parent / "other")
@@ -82,7 +78,7 @@ def _two_links(path: Path) -> None:
 
 PLACES: dict[str, Callable[[Path], None]] = {
     "a folder": Path.mkdir,
-    "a link to itself": _loop,
+    "a link to itself": lambda path: path.symlink_to(path),
     "a circle of links": _two_links,
     "a link to nothing": lambda path: path.symlink_to("nothing"),
     "an unreadable file": lambda path: path.chmod(0),

@@ -115,10 +115,6 @@ def open_rows(folder: Path, **changes: Any) -> VectorRows:
     return VectorRows(open_shards([folder / "vectors_*"]), **given | changes)
 
 
-def all_batches(rows: VectorRows) -> list[RowBatch]:
-    return list(rows.batches())
-
-
 @dataclass(frozen=True)
 class DoomedRows(VectorRows):
     """Rows whose reader kills its process once it has passed row number ``last``."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import current_ranks, full_tensor, sum_over_ranks
+from dpr.core.settings import Settings, leaves
 from dpr.data.collator import Collator
 from dpr.data.loader import data_row
 from dpr.data.settings import DataSetSettings
@@ -24,7 +25,6 @@ from dpr.training.data_sets import resolve_training_files
 from dpr.training.run import Run
 from dpr.training.step import Step
 from dpr.training.validations.protocol import Metrics
-from tests.helpers.needs import put
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 
 Tensors = dict[str, Tensor]
@@ -67,6 +67,12 @@ def tiny_trainer(
 def trainer_of(config: TrainCommand, model: BiEncoder, train_sets: Any, dev_sets: Any) -> BiEncoderTrainer:
     """The trainer that the settings of the command describe."""
     return BiEncoderTrainer(model, train_sets, dev_sets, output_dir=str(config.output_dir), settings=config)
+
+
+def put(config: Settings, key: str, value: Any) -> None:
+    """Sets one value by its dotted key."""
+    leaf = leaves(config)[key]
+    setattr(leaf.owner, leaf.name, value)
 
 
 def small_command(folder: Path, **changes: Any) -> TrainCommand:

@@ -21,6 +21,7 @@ from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Calling, make_trainer
+from tests.invariants.test_objectives import PlainGlobalBatch, nll, rivals_of
 
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 CASES: dict[str, dict[str, Any]] = {
@@ -84,23 +85,18 @@ def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path) -> No
 
 
 class Seen(Callback):
-    """The vectors and the batches of every global batch, and what is made of them."""
+    """Every global batch, as the objective written out has it."""
 
     def __init__(self) -> None:
-        self.global_batches: list[tuple[torch.Tensor, torch.Tensor, BiEncoderBatch, float]] = []
+        self.global_batches: list[PlainGlobalBatch] = []
 
     def on_global_batch(
         self, run: Run, questions: torch.Tensor, global_batch: GlobalBatch, batch: BiEncoderBatch
     ) -> None:
         assert not questions.requires_grad and not torch.is_grad_enabled()
-        self.global_batches.append(
-            (
-                questions.clone(),
-                global_batch.contexts.detach().clone(),
-                batch,
-                float(global_batch.temperature),
-            )
-        )
+        contexts = global_batch.contexts.detach().clone()
+        temperature = torch.tensor(float(global_batch.temperature), dtype=torch.float64)
+        self.global_batches.append(PlainGlobalBatch(questions.clone(), contexts, batch, temperature))
 
 
 def test_they_are_the_formulas(tmp_path: Path) -> None:
@@ -113,14 +109,13 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
     trainer.train()
     assert len(seen.global_batches) == 8
     for line, first in zip(logs, (0, 4), strict=True):
-        wanted = formulas(*seen.global_batches[first + 2])
+        wanted = formulas(seen.global_batches[first + 2])
         assert {name: line[f"pool/{name}"] for name in wanted} == pytest.approx(wanted, **EXACT)
         of_sets: dict[str, list[tuple[float, bool]]] = {"small": [], "large": []}
-        for questions, contexts, batch, temperature in seen.global_batches[first : first + 4]:
-            for row, number in enumerate(batch.datasets):
-                positive, competitors = scores_of(row, questions, contexts, batch)
-                scores = torch.tensor([positive, *competitors], dtype=torch.float64) / temperature
-                loss = torch.logsumexp(scores, 0) - positive / temperature
+        for global_batch in seen.global_batches[first : first + 4]:
+            for row, number in enumerate(global_batch.batch.datasets):
+                positive, competitors = scores_of(global_batch, row)
+                loss = nll(global_batch, row, {})
                 of_sets[("small", "large")[number]].append((float(loss), positive > max(competitors)))
         for name, values in of_sets.items():
             losses, correct = zip(*values, strict=True)
@@ -129,44 +124,24 @@ def test_they_are_the_formulas(tmp_path: Path) -> None:
             assert found == pytest.approx(wanted, **EXACT)
 
 
-def scores_of(
-    row: int, questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch
-) -> tuple[float, list[float]]:
+def scores_of(global_batch: PlainGlobalBatch, row: int) -> tuple[float, list[float]]:
     """A question's score with its positive, and with all that compete with it."""
-    ids = [tuple(pair) for pair in batch.context_ids.tolist()]
-    known = {
-        tuple(pair)
-        for pair, valid in zip(
-            batch.known_positive_ids[row].tolist(), batch.known_positive_valid[row].tolist(), strict=True
-        )
-        if valid
-    }
-    competitors = dict[Any, float]()
-    for slot, passage in enumerate(ids):
-        if batch.context_valid[slot] and passage not in known | {ids[int(batch.positive_idx[row])]}:
-            competitors[passage] = float(questions[row] @ contexts[slot])
-    return float(questions[row] @ contexts[batch.positive_idx[row]]), list(competitors.values())
+    positive = global_batch.raw(row, global_batch.positive(row))
+    rivals = rivals_of(global_batch, row, {})
+    return float(positive), [float(global_batch.raw(row, slot)) for slot in rivals]
 
 
-def formulas(
-    questions: torch.Tensor, contexts: torch.Tensor, batch: BiEncoderBatch, temperature: float
-) -> dict[str, float]:
+def formulas(global_batch: PlainGlobalBatch) -> dict[str, float]:
     columns: dict[str, list[float]] = {name: [] for name in batch_metrics.OF_QUESTIONS}
-    for row in range(len(batch)):
-        positive, competitors = scores_of(row, questions, contexts, batch)
+    for row in range(len(global_batch.questions)):
+        positive, competitors = scores_of(global_batch, row)
         columns["positive_similarity"].append(positive)
         columns["negative_similarity"].append(sum(competitors) / len(competitors))
         columns["margin"].append(positive - max(competitors))
-        columns["temperature"].append(temperature)
+        columns["temperature"].append(float(global_batch.temperature))
         columns["candidates"].append(1 + len(competitors))
-    distinct = list(
-        {
-            tuple(pair): slot
-            for slot, pair in reversed(list(enumerate(batch.context_ids.tolist())))
-            if batch.context_valid[slot]
-        }.values()
-    )
-    strengths = torch.linalg.svdvals(torch.nn.functional.normalize(contexts[distinct], dim=1))
+    contexts = global_batch.slots[global_batch.distinct(0)]
+    strengths = torch.linalg.svdvals(torch.nn.functional.normalize(contexts, dim=1))
     shares = strengths[strengths > 1e-9] / strengths.sum()
     found = {name: sum(values) / len(values) for name, values in columns.items()}
     found["effective_rank"] = float((-(shares * shares.log()).sum()).exp())

@@ -293,11 +293,10 @@ def added(name: str, *, link: bool = False) -> Change:
 EVIL: dict[str, Change] = {
     **{
         f"manifest lists {name!r}": listed(name)
-        for name in ("../secret", "SECRET", "a/../../secret", "encoder/../../secret", "..", ".", "")
-    },
-    **{
-        f"manifest lists {name!r}": listed(name)
-        for name in ("..\\secret", "secret\0", "/", "//secret", "nowhere", "x/" * 500)
+        for name in (
+            *("../secret", "SECRET", "a/../../secret", "encoder/../../secret", "..", ".", ""),
+            *("..\\secret", "secret\0", "/", "//secret", "nowhere", "x/" * 500),
+        )
     },
     **{
         f"{name} is a link": linked(name)

@@ -19,8 +19,9 @@ from dpr.formats.training_files.dpr import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, new_encoder
-from dpr.storage.durable import CHECKSUM, MANIFEST, write_manifest
+from dpr.storage.durable import CHECKSUM, MANIFEST, describe_file, write_manifest
 from dpr.storage.untrusted import inside
+from tests.faults.runs import all_files
 from tests.helpers.examples import IS_THOROUGH, some
 
 SECRET = "secretword"
@@ -134,18 +135,8 @@ def renamed(file: Path, at: Place, change: Callable[[str], str]) -> None:
         note.write_text(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
     if (manifest := file.with_name(MANIFEST)).is_file():
         stated = json.loads(manifest.read_text())
-        stated["files"][file.name] = {
-            "bytes": file.stat().st_size,
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        }
+        stated["files"][file.name] = describe_file(file)
         write_manifest(file.parent, stated["metadata"], files=stated["files"])
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 @pytest.mark.parametrize("part", some(list(OPENED), "search.json", "model", "exported"))
@@ -188,13 +179,13 @@ def test_a_name_leads_nowhere_else(
             return f"{'../' * (len(file.parts) - 1)}outside/{target.name}"
 
         renamed(place / file, at, led_outside)
-        before = snapshot(outside)
+        before = all_files(outside)
         for words in OPENED[part]:
             capsys.readouterr()
             run(place, *words, may_fail=True)
             said = capsys.readouterr()
             assert f"The {SECRET} river" not in said.out + said.err, (file, at, words)
-        assert snapshot(outside) == before, (file, at)
+        assert all_files(outside) == before, (file, at)
         shutil.rmtree(place)
 
 

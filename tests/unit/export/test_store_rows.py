@@ -11,12 +11,12 @@ from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from tests.helpers.jobs import export as main
-from tests.helpers.stores import METADATA, all_batches, fields_of, open_rows, passages, vectors, write_inputs
+from tests.helpers.stores import METADATA, fields_of, open_rows, passages, vectors, write_inputs
 
 
 def test_every_row_has_its_vector_texts_and_metadata(tmp_path: Path) -> None:
     write_inputs(tmp_path, count=100)
-    batches = all_batches(open_rows(tmp_path))
+    batches = list(open_rows(tmp_path).batches())
     assert [key for batch in batches for key in batch.ids] == [item.id for item in passages(100)]
     np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in batches]), vectors(100, 16))
     for name in ("title", "text", *METADATA):
@@ -29,7 +29,7 @@ def test_every_row_has_its_vector_texts_and_metadata(tmp_path: Path) -> None:
 )
 def test_vectors_keep_float16_and_codes_are_decoded(tmp_path: Path, dtype: str, expected: type) -> None:
     write_inputs(tmp_path, count=50, dtype=dtype)
-    found = np.concatenate([batch.vectors for batch in all_batches(open_rows(tmp_path))])
+    found = np.concatenate([batch.vectors for batch in open_rows(tmp_path).batches()])
     assert found.dtype == expected
     np.testing.assert_allclose(found, vectors(50, 16), rtol=0, atol=0 if dtype != "int8" else 0.01)
 
@@ -45,9 +45,7 @@ def test_passages_without_a_vector_are_left_out_and_prefixes_are_added(tmp_path:
     rows = open_rows(
         tmp_path, sources=[PassageSource(tmp_path / "more.jsonl", id_prefix="wiki:")], metadata={}
     )
-    assert [key for part in all_batches(rows) for key in part.ids] == [
-        f"wiki:{one.id}" for one in passages(50)
-    ]
+    assert [key for part in rows.batches() for key in part.ids] == [f"wiki:{one.id}" for one in passages(50)]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,7 @@ def test_metadata_of_another_kind_names_the_line(
     lines[3]["year"] = value
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(InputError, match=f"corpus.jsonl:4: .*{message}"):
-        all_batches(open_rows(tmp_path, metadata={"year": kind}))
+        list(open_rows(tmp_path, metadata={"year": kind}).batches())
 
 
 ROWS = "to=lancedb vectors=vectors_* out=store"

@@ -6,7 +6,7 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.training.command_settings import TrainCommand
-from tests.helpers.needs import put
+from tests.helpers.training import put
 
 
 @pytest.mark.parametrize(
