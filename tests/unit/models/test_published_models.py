@@ -98,6 +98,15 @@ def test_a_token_without_a_row_is_read_as_its_letters(tmp_path: Path) -> None:
     assert BiEncoder.load(tmp_path / "saved").fingerprint == model.fingerprint
 
 
+def test_a_token_of_every_sequence_needs_a_row(tmp_path: Path) -> None:
+    publish(tmp_path, "intfloat/e5-base-v2")
+    tokenizer = word_pieces(48)
+    tokenizer.add_special_tokens({"cls_token": "[NEW]"})
+    tokenizer.save_pretrained(str(tmp_path))
+    with pytest.raises(CheckpointError, match="its tokenizer has tokens up to number"):
+        BiEncoder.load(tmp_path)
+
+
 @pytest.mark.parametrize("family", ["JinaEmbeddingsV3", "Gte"])
 def test_a_backbone_that_transformers_has_needs_no_code(family: str, tmp_path: Path) -> None:
     write_backbone(tmp_path, family, sentence_pieces(64), ROBERTA)
