@@ -1,5 +1,5 @@
-"""Batches that travel from the data side to the model and from the model to the loss, cuts of them that
-compute little padding, and the temperature of scores.
+"""Batches for the model and the loss, their division into parts with little padding, and the temperature of
+scores.
 
 Letters: B questions per rank, N context slots per rank, C distinct contexts per rank, T tokens, D dimensions.
 """
@@ -61,7 +61,7 @@ class TokenBatch(_Batch):
 
     @staticmethod
     def from_lists(sequences: list[list[int]], position: list[int] | None = None) -> TokenBatch:
-        """Joins token id lists, none of which may be empty."""
+        """Joins token id lists; none may be empty."""
         if any(not sequence for sequence in sequences):
             raise ValueError("a sequence without tokens cannot be encoded")
         flat = [token for sequence in sequences for token in sequence]

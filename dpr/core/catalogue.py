@@ -34,7 +34,7 @@ def read_entry(kind: EntryKind, name: str, entry: Any) -> Any:
         raise ConfigError(f"{key} is not a set of options such as file=<path>")
     if (target := entry.get("_target_")) is not None and target not in kind.targets:
         raise ConfigError(
-            f"{key}._target_={target} is not supported; leave _target_ out, formats are told apart by content"
+            f"{key}._target_={target} is not supported; leave _target_ out, formats are recognised by their content"
         )
     ignored = ("_target_", *kind.without_effect)
     return kind.options.from_mapping(
@@ -70,7 +70,7 @@ def published_form(kind: EntryKind, name: str, file: str, source: str | None) ->
     for found in names:
         if path.with_name(found).is_file():
             return path.with_name(found)
-    where = f"it is published at {source}; put it there (.gz as it is will do)" if source else "put it there"
+    where = f"it is published at {source}; download it, plain or as .gz" if source else "put it there"
     raise ConfigError(
         f"{kind.what} {name}: {file} does not exist\n{where}, or name your copy: {kind.key}.{name}.file=<path>"
     )

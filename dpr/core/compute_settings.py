@@ -38,7 +38,7 @@ class DeviceSettings(Settings):
     """Device that a command computes on."""
 
     device: str | None = setting(None, on_resume=NO_EFFECT)
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+    """cpu, cuda or cuda:N; absent = CUDA if available."""
 
 
 @dataclass

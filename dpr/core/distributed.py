@@ -1,4 +1,4 @@
-"""The group of processes, the few operations on it, and tensors of which every rank holds a part. With one
+"""The group of processes, the few operations on it, and tensors that are sharded over ranks. With one
 process each operation is the identity or free, so callers have no special case.
 
 Only tensors travel between ranks. Collectives have no names: the n-th of one rank meets the n-th of every
@@ -66,7 +66,7 @@ def require_ranks() -> None:
         number, count = names.split()
         if "RANK" not in os.environ and number in os.environ and (tasks := launched(count)) > 1:
             raise ConfigError(
-                f"this is one of {tasks} tasks ({count}={tasks}), but no RANK, so each would train alone;"
+                f"this is one of {tasks} tasks ({count}={tasks}), but RANK is not set, so each would train alone;"
                 f" start one task with torchrun in it, or unset {number} to run as one process"
             )
 
@@ -80,8 +80,8 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
     rank needs no address.
 
     Raises:
-        ConfigError: the launcher's variables are no numbers, contradict each other, or do not say where its
-        ranks meet.
+        ConfigError: the launcher's variables are not numbers, contradict each other, or do not state where
+        the ranks meet.
         LostRankError: in place of torch's error in the block, when another rank has died or hangs.
     """
     rank = launched("RANK")
@@ -149,7 +149,7 @@ def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
     count = torch.cuda.device_count()
     if index >= count:
         raise ConfigError(
-            f"GPU {index} is asked for, but there are {count}; start at most {count} processes here, or use"
+            f"GPU {index} was requested, but this machine has {count}; start at most {count} processes here, or use"
             " device=cuda:0"
         )
     device = torch.device("cuda", index)
@@ -388,7 +388,7 @@ def barrier() -> None:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """True for a DTensor: each rank holds its part or, of a single number, a copy."""
+    """True for a DTensor: each rank holds a part or, for a single number, a copy."""
     return hasattr(tensor, "full_tensor")
 
 

@@ -101,7 +101,7 @@ class DivergedError(DprError):
 
 
 class LostRankError(DprError):
-    """Another process of the group, or one that prepared its batches, died or stopped answering."""
+    """Another process of the group, or a data-loader worker, died or stopped answering."""
 
     exit_code = 5
 

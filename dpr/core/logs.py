@@ -108,7 +108,7 @@ def details_in(file: Path, module: str) -> Iterator[TextIO | None]:
 
 
 def configure_by_default(*, rank: int = 0) -> None:
-    """Configures logging for a plain script. Does nothing if logging is configured, and falls silent once the
+    """Configures logging for a plain script. Does nothing if logging is configured, and stops once the
     application configures it."""
     logger = logging.getLogger(LOGGER_NAME)
     if logger.hasHandlers() or logger.level != logging.NOTSET:
@@ -119,10 +119,10 @@ def configure_by_default(*, rank: int = 0) -> None:
 
 
 class ProgressBar:
-    """Counts items of ``total``, of which ``done`` were finished before; with the unit MB, it counts bytes.
+    """Counts items of ``total``, ``done`` of which were finished before; with the unit MB, it counts bytes.
     ``quiet`` is for ranks other than 0; None means quiet unless messages of this package are shown.
 
-    Of several that are open at a time, only the first one is shown. A search inside mining, for example, or
+    If several are open at a time, only the first is shown. A search inside mining, for example, or
     the reading of a file whose passages are being embedded, shows nothing.
     """
 
@@ -193,7 +193,7 @@ class ProgressBar:
         rate = (done - self._at_start) / max(seconds, 1e-9)
         remaining = f"took {duration(seconds)}"
         if not is_end:
-            remaining = f"about {duration((self.total - done) / rate)} left" if rate else "just begun"
+            remaining = f"about {duration((self.total - done) / rate)} left" if rate else "just started"
         tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
         scale = 10**6 if self._unit == "MB" else 1
         logger.info(

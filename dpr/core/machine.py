@@ -26,7 +26,7 @@ def launched(name: str, default: int = 0) -> int:
         return default
     if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise ConfigError(
-            f"the environment has {name}={value[:40]!r}, not a number from 0 on; start with torchrun, or"
+            f"the environment has {name}={value[:40]!r}, not a number of at least 0; start with torchrun, or"
             f" unset {name}"
         )
     return int(value)

@@ -22,12 +22,12 @@ _LINES = {
         " rankings; the evaluators of sentence-transformers take dpr.to_sentence_transformer(model)"
     ),
     "MultipleNegativesRankingLoss CachedMultipleNegativesRankingLoss": (
-        "the loss is that of in-batch negatives unless loss= says otherwise; temperature=0.05 is its scale of 20"
+        "the default loss uses in-batch negatives (loss= names others); temperature=0.05 is its scale of 20"
     ),
     "mine_hard_negatives": "dpr mine train.jsonl corpus=corpus.tsv out=mined.jsonl model_file=FOLDER mines hard negatives",
     "encode index": "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches",
     "start_multi_process_pool stop_multi_process_pool encode_multi_process pool": (
-        "encode(texts) uses all cores of this machine; dpr embed under torchrun embeds on several GPUs"
+        "encode(texts) uses all cores of the machine; dpr embed under torchrun embeds on several GPUs"
     ),
     "truncate_dim matryoshka_dims": "model.keep_dimensions(256) cuts vectors; dimensions=[256, 64] of the trainer trains for it",
     "precision": "sentence_transformers.quantize_embeddings(vectors, 'int8'), or dpr embed out_dtype=int8",
@@ -41,9 +41,9 @@ _LINES = {
         "model.to(torch.bfloat16) sets the type of weights, options=TowerOptions(...) how towers run"
     ),
     "trust_remote_code": "code in model folders is never run; leave it out",
-    "similarity_fn_name": "BiEncoder.from_pretrained(name, EncoderSettings(normalize=True)) has cosine",
+    "similarity_fn_name": "BiEncoder.from_pretrained(name, EncoderSettings(normalize=True)) ranks by cosine",
     "cache_folder cache_dir token use_auth_token local_files_only revision": (
-        "HF_HOME and HF_TOKEN say where models are kept and who fetches them; hf download --revision fetches a revision"
+        "HF_HOME sets where models are kept, HF_TOKEN who downloads them; hf download --revision fetches a revision"
     ),
     "pooling normalize": "settings=EncoderSettings(pooling=...), or settings=EncoderSettings(normalize=True)",
     "lora lora_r lora_rank lora_alpha lora_config peft_config LoraConfig add_adapter get_peft_model": (
@@ -58,7 +58,7 @@ _LINES = {
         "Retriever.build(model, texts).search(question, k=5) searches; sentence_transformers.util takes these vectors"
     ),
     "add_texts add_documents insert": "add(passages) adds texts, dictionaries with 'text', or Passage",
-    "remove delete update upsert": "search(question, ids=[...]) searches the passages that stay; Retriever.build makes another",
+    "remove delete update upsert": "search(question, ids=[...]) searches only these passages; Retriever.build builds a new index",
     "set": "corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels: FOLDER/qrels/test.tsv",
     "ids metadata metadatas titles": 'passages=[{"id": "a", "title": "", "text": "...", "year": 2020}, ...]',
     "top_k topk n limit n_results num_results": "k=5",
@@ -66,9 +66,9 @@ _LINES = {
     "hybrid alpha": 'mode="hybrid", weight=0.5',
     "save_model": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
     "early_stopping_patience": "callbacks=[dpr.EarlyStopping(patience=3)]",
-    "mini_batch_size": "grad_cache_tokens=16384 holds the graphs of so many tokens at most",
-    "-m multirun": "one command is one job; put the values into a loop of the shell (docs/training.md)",
-    "resume_from_checkpoint": "train() goes on with the run that it finds in output_dir",
+    "mini_batch_size": "grad_cache_tokens=16384 keeps the graphs of at most that many tokens",
+    "-m multirun": "one command runs one job; loop over the values in the shell (docs/training.md)",
+    "resume_from_checkpoint": "train() resumes the run that it finds in output_dir",
 }
 _HOME = {name: line for names, line in _LINES.items() for name in names.split()}
 """Equivalents in this package of methods, arguments, classes and commands of other libraries, by their names

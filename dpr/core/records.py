@@ -23,8 +23,7 @@ _UNITS = {"pdf": "page", "csv": "row", "tsv": "row", "xlsx": "row"}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Source of a passage, as its record states it. The texts are not to be trusted as paths, markup or
-    commands."""
+    """Source of a passage, as its record states it. Do not trust its texts as paths, markup or commands."""
 
     file: str = ""
     heading: str = ""

@@ -60,8 +60,8 @@ NO_EFFECT = "no effect"
 """Effect of a changed value on a resumed run, ``setting(on_resume=...)``:
 
 identity   it changes the batches or the objective; the change is refused
-updates    it changes what an update does to the weights; the change of a run that goes on is accepted with
-           a warning, that of a finished run is refused
+updates    it changes what an update does to the weights; a change is accepted with a warning in an
+           unfinished run, and refused in a finished one
 warned     it changes something else about the result; the change is accepted with a warning
 start      it is read only when a run starts
 content    it names files, whose content is compared instead of their names
@@ -329,7 +329,7 @@ def _check_paths(settings: Settings, prefix: str) -> None:
         for read_by, text, path in inputs:
             if role != "beginning" and is_replaced(path, Path(target), adds=role == "folder"):
                 raise ConfigError(
-                    f"{key}={target} would be written over what {read_by}={text} reads; choose another name"
+                    f"{key}={target} would overwrite what {read_by}={text} reads; choose another name"
                     f" for {key}"
                 )
 

@@ -244,7 +244,7 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
         raise ConfigError(
             f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside"
             f" datasets.{other}.encoder_type={second} are mutually exclusive: a global batch goes through the towers"
-            " as one; give both sets one encoder_type, or leave train.sampling.mixed out"
+            " as one; give both sets the same encoder_type, or leave train.sampling.mixed out"
         )
     return next(iter(names), "")
 

@@ -1,7 +1,7 @@
 """Cuts of passages into a question and a passage.
 
 A cut names words by their numbers, so that it can be made from a text or from the tokens of a store, with the
-same result. docs/without_labels.md explains what each kind makes and teaches.
+same result. docs/without_labels.md explains each kind.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
     weights = dict(given) if isinstance(given, Mapping) else dict.fromkeys(listed(given), 1.0)
     for name, weight in weights.items():
         if name not in KINDS and ":" not in str(name):
-            known = f"; choose of mixed, {', '.join(KINDS)}, or module:Class"
+            known = f"; choose one of mixed, {', '.join(KINDS)}, or module:Class"
             raise ConfigError(
                 f"{setting}={name} is not a kind of pairs{suggestion(str(name), KINDS, otherwise=known)}"
             )

@@ -1,12 +1,12 @@
-"""Iterators over global batches (global batches in the code), and the share of an epoch that each train set gives. An
+"""Iterators over global batches, and the share of an epoch that each train set contributes. An
 iterator is a function from (epoch, global batch) to row numbers; the only state of a run is the number of
-global batches it has done.
+global batches it has processed.
 
 With N_i the rows of set i and Q the questions of a global batch, set i has the share p_i of an epoch:
 
     rates        p_i proportional to rate_i N_i       (no rates: 1)
     weights      p_i proportional to weight_i
-    temperature  p_i proportional to N_i ^ (1/T)      (T = 1: as many as there are, a large T: all sets alike)
+    temperature  p_i proportional to N_i ^ (1/T)      (T = 1: in proportion to the rows, a large T: equal shares)
 
 An epoch's P global batches are divided by the largest remainder: every set gets its share rounded down, and
 the rest goes to the sets that were rounded down most. Counts are exact and the same in every epoch.
@@ -55,8 +55,8 @@ class Sampling(SamplingSettings):
         for share, global_batches, rows, name in zip(shares, num_batches, num_rows, names, strict=True):
             if share > 0 and global_batches == 0:
                 raise ConfigError(
-                    f"{name}: {rows:,} rows do not fill a single global batch, which is a batch of every process; lower"
-                    " train.batch_size or the number of processes, or join it with larger sets by"
+                    f"{name}: {rows:,} rows do not fill a single global batch, which is one batch per process; lower"
+                    " train.batch_size or the number of processes, or mix it with larger sets by"
                     " train.sampling.mixed=true"
                 )
         if self.weights is None and self.temperature is None:
@@ -145,7 +145,7 @@ def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
     if global_batch_size % world_size:
         raise ConfigError(
             f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size}"
-            " processes; start another number of processes or change train.global_batch_size"
+            " processes; change the number of processes or train.global_batch_size"
         )
     return rank_slice(global_batch_size, rank, world_size)
 
@@ -191,8 +191,8 @@ class MultiSetDataIterator:
     ranks share.
 
     Epoch e takes global batches e n_i to (e + 1) n_i of set i, which contributes n_i to an epoch. A set with
-    more continues in the next epoch, so that all its rows have their turn; one with fewer starts another
-    pass, in another order.
+    more continues in the next epoch, so that every row is used; one with fewer starts another pass, in
+    another order.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
     ):
         if value is not None:
             raise ConfigError(
-                f"datasets.{name}.weight and {key} are mutually exclusive, both determine what a set gives;"
+                f"datasets.{name}.weight and {key} are mutually exclusive, since both set its share;"
                 " leave one of them out"
             )
     return replace(sampling, weights=weights)

@@ -1,4 +1,4 @@
-"""Assignment of rows to global batches (global batches in the code): pure functions of (seed, epoch, global batch),
+"""Assignment of rows to global batches: pure functions of (seed, epoch, global batch),
 with no state and no history.
 
 The global batch (all ranks' questions of one forward) is defined first. Ranks then take consecutive slices of
@@ -17,8 +17,8 @@ from dpr.core.seeding import generator_for
 ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS, PAIRS = range(8)
 
 WINDOW_ROWS = 1 << 16
-"""Rows among which those nearest by words are looked for. With many more, finding each global batch would
-take long."""
+"""Number of rows among which the nearest by words are searched. With many more, building a global batch takes
+too long."""
 
 WORDS = np.dtype([("vector", np.int16, 512), ("positive", np.int64)])
 """Type of the features by which rows are grouped by words. Vectors are whole numbers, no longer than 4,095:
@@ -100,8 +100,8 @@ def nearest_together(features: np.ndarray, global_batch_size: int) -> np.ndarray
     """Returns places of rows (``WORDS``), one global batch after the other: the first row that is left, and
     those nearest to it.
 
-    One of the rows with the same positive is taken, unless no others are left. They would be no negatives of
-    each other.
+    Of the rows with the same positive, one is taken, unless no others are left. Rows with the same positive
+    cannot be negatives of each other.
     """
     vectors = features["vector"].astype(np.float32)
     positives = features["positive"]

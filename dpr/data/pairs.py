@@ -39,8 +39,8 @@ class PairMaker(Protocol):
     """A user-defined kind of pairs."""
 
     def pair(self, passage: Passage, generator: np.random.Generator) -> tuple[str, Passage] | None:
-        """Returns a question and the passage that answers it, or None if this passage gives none. All random
-        draws come from ``generator``."""
+        """Returns a question and the passage that answers it, or None if the passage yields none. All random
+        draws must come from ``generator``."""
         ...
 
 
@@ -117,15 +117,14 @@ class DrawnPairs(ABC):
 
 
 class PseudoPairs(DrawnPairs):
-    """The passages of a corpus as training pairs: each passage gives one pair, another one in each pass over
-    the corpus.
+    """The passages of a corpus as training pairs: each passage gives one pair, a different one in each pass
+    over the corpus.
 
     Args:
         file: the corpus, in any format that ``dpr embed`` reads; ``columns`` of id, text and title are those
         of a TSV.
         kinds: kinds of pairs to cut, as ``kinds_of`` takes them.
-        drop_words: probability with which a word of a question is dropped; two of every five questions stay
-        whole.
+        drop_words: probability with which a word of a question is dropped; two in five questions stay whole.
         held_back: share of the documents that are held back.
         held_only: gives pairs of the documents held back, always the same ones, instead of pairs of all
         others.
@@ -181,8 +180,8 @@ class PseudoPairs(DrawnPairs):
             found = "has no passage whose text has words"
             if held_only and self.num_passages:
                 found += (
-                    f" among the documents held back ({held_back:g} of those of {self.num_passages:,}"
-                    " passages); it takes some dozen"
+                    f" among the documents held back ({held_back:g} of the documents of {self.num_passages:,}"
+                    " passages); the corpus needs some dozen documents"
                 )
             raise InputError(found, file=self.file)
 

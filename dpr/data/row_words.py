@@ -26,7 +26,7 @@ _WEIGHT = 64
 def row_words(source: SampleSource) -> np.ndarray:
     """Returns the features by which a set's rows are grouped by words: (N,) of ``WORDS``.
 
-    A row's vector is made of the words of its question and of its first positive: rare words weigh more (the
+    A row's vector counts the words of its question and of its first positive: rare words weigh more (the
     root of the logarithm of 1 + rows / rows with the word), and each word has a few random places and signs (a
     sparse random projection), drawn from the word itself. All sums are of whole numbers, so groups are the same
     on every machine, with any number of threads or processes.

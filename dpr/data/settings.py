@@ -19,9 +19,10 @@ class BadRowSettings(Settings):
     """Handling of rows that cannot be read."""
 
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
-    """fail, or skip (bad rows are listed in a .rejected.jsonl, up to max_bad_rows)."""
+    """fail ends the command at a bad row; skip leaves up to max_bad_rows out and lists them in a
+    .rejected.jsonl."""
     max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
-    """Maximum number of rows that on_bad_row=skip may leave out before the command ends."""
+    """Maximum number of rows that on_bad_row=skip leaves out; with more, the command ends."""
 
 
 @dataclass
@@ -29,19 +30,19 @@ class TextOptions(Settings):
     """Prompts, titles and apostrophes; each may be left out."""
 
     query_prompt: str | None = setting(None, on_resume=IDENTITY)
-    """Put before every question as it is: "query: ", or an instruction. Stored with the model, like the next
-    four; absent = as stored."""
+    """Text before every question, e.g. "query: " or an instruction. Stored with the model, like the next four
+    settings; absent = as stored."""
     passage_prompt: str | None = setting(None, on_resume=IDENTITY)
-    """Put before every passage as it is: before its title or, without one, its text."""
+    """Text before every passage: before its title or, without a title, before its text."""
     prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
-    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web)
+    """More prompts for questions, by name: {web: "...", code: "..."}. A data set selects one (prompt=web)
     instead of query_prompt."""
     title_template: str | None = setting(None, on_resume=IDENTITY)
-    """Template that makes one text of title and text; empty = the tokenizer's pair. Absent = as stored; in
-    new models the pair, or "{title} {text}" where the tokenizer puts nothing between the two."""
+    """Template that joins title and text; empty = the tokenizer's pair. Absent = as stored; in new models the
+    pair, or "{title} {text}" if the tokenizer puts nothing between the two."""
     plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
-    """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in
-    DPR, unless shared."""
+    """Replace typographic apostrophes in questions by plain ones. Absent = as stored; in new models true, as
+    in DPR, unless the towers are shared."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
@@ -53,7 +54,7 @@ class TextOptions(Settings):
                 raise ConfigError(f"{prefix}{name}={text!r} is not a text")
             if len(text) > LONGEST_PROMPT:
                 raise ConfigError(
-                    f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are read"
+                    f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are allowed"
                 )
         template = self.title_template
         if template and not re.fullmatch(r"([^{}]*\{title\})+[^{}]*\{text\}", template):
@@ -141,7 +142,7 @@ class SamplingSettings(Settings):
     mixed: bool = setting(False, on_resume=IDENTITY)
     """Draw every global batch from all sets together; false: every global batch from one set."""
     group_by_words: bool = setting(False, on_resume=IDENTITY)
-    """Make global batches of rows that share words; their in-batch negatives are harder."""
+    """Build global batches from rows that share words, for harder in-batch negatives."""
 
     def check_shares(self, rates: Sequence[float] | None) -> None:
         """Raises ConfigError if several settings determine the sets' shares, or no share is above 0."""
@@ -149,12 +150,12 @@ class SamplingSettings(Settings):
             return
         if self.temperature is not None:
             raise ConfigError(
-                "train_sampling_rates and train.sampling.temperature are mutually exclusive, both determine what"
-                " a set gives; leave one of them out"
+                "train_sampling_rates and train.sampling.temperature are mutually exclusive, since both set"
+                " the shares of data sets; leave one of them out"
             )
         if min(rates, default=0) < 0 or not any(rates):
             raise ConfigError(
-                f"train_sampling_rates={list(rates)}: expected numbers of at least 0, one of them above"
+                f"train_sampling_rates={list(rates)}: expected numbers of at least 0, at least one of them above 0"
             )
 
 
@@ -170,16 +171,16 @@ class DataSetSettings(Settings):
     prompt: str | None = None
     """Name of the prompt (encoder.prompts) of this set's questions; absent = encoder.query_prompt."""
     special_token: str | None = None
-    """Put before every question of this set, with a space between."""
+    """Token before every question of this set, followed by a space."""
     query_prefix: str | None = None
-    """Put before every question as it is, an instruction for example: "query: ". After special_token, if
-    there is one. The model does not store it, as it does encoder.query_prompt."""
+    """Text before every question, e.g. "query: " or an instruction; it follows special_token, if any. Unlike
+    encoder.query_prompt, it is not stored with the model."""
     passage_prefix: str | None = None
-    """Put before every passage as it is: before its title or, without one, its text."""
+    """Text before every passage: before its title or, without a title, before its text."""
     query_special_suffix: str | None = None
     """Appended to questions that do not end with it."""
     encoder_type: str | None = setting(None, choices=("question", "ctx"))
-    """question or ctx: both sides of this set go through that tower."""
+    """question or ctx: the tower that encodes both sides of this set."""
     shuffle_positives: bool = False
     """Draw one of the positives instead of the first."""
     normalize: bool = False
@@ -187,23 +188,22 @@ class DataSetSettings(Settings):
     exclude_gold: bool = False
     """Drop positives that have no ``score`` key, unless none would remain."""
     weight: float | None = setting(None, least=0)
-    """For a train set: its share of an epoch, relative to the weights of the others (train.sampling)."""
+    """Share of a train set in an epoch, relative to the weights of the other sets (train.sampling)."""
     loss_scale: float | None = setting(None, least=0)
-    """For a train set: factor of the loss of its questions; absent = 1, or the value in
-    loss_scale_factors."""
+    """Factor of the loss of a train set's questions; absent = 1, or the value in loss_scale_factors."""
     reader: str | None = None
     """A user-defined class, module:Class, a subclass of dpr.data.training_data.TrainingData; called with the
     files (docs/extending.md)."""
     source: str | None = None
-    """Address at which the file is published; named in the error if the file is missing. Nothing is
+    """Address at which the file is published, for the error message if the file is missing. Nothing is
     downloaded."""
     pairs: Any = None
     """The file is a corpus, and the set consists of pairs cut from its passages: mixed, or crops, sentence,
     title, module:Class, a list of these, or weights by name (docs/without_labels.md)."""
     held_back: float = setting(0.0, least=0, below=1)
-    """Share of the documents that no pairs are cut from; with held_only, all pairs are cut from these."""
+    """Share of the documents held back: no pairs are cut from them, or with held_only all pairs."""
     held_only: bool = False
-    """Use pairs of the documents held back, for a dev set: 1,000 at most, always the same."""
+    """Cut pairs only from the documents held back, for a dev set: at most 1,000, always the same."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
@@ -214,7 +214,7 @@ class DataSetSettings(Settings):
 
         if self.held_only and not self.held_back:
             raise ConfigError(
-                f"{prefix}held_only=true takes the documents that {prefix}held_back holds back, which is 0"
+                f"{prefix}held_only=true needs documents held back, but {prefix}held_back=0; set it above 0"
             )
 
     def before_questions(self) -> str | None:

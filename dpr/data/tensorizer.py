@@ -1,5 +1,4 @@
-"""Conversion of text into token ids, as checkpoints expect it. This is the only module that knows the
-tokenizer."""
+"""Conversion of text into token ids, as checkpoints expect it. Only this module calls the tokenizer."""
 
 from __future__ import annotations
 
@@ -201,7 +200,7 @@ class Tensorizer:
             " that the vocabulary lacks"
         )
         hint = (
-            "take an encoder of this language (encoder.pretrained_model_cfg), or make one of these texts with"
+            "use an encoder for this language (encoder.pretrained_model_cfg), or make one from these texts with"
             " dpr new-encoder"
         )
         if refuse and share > _SHARE_REFUSED and count >= _LEAST_TOKENS:
@@ -426,7 +425,9 @@ class Tensorizer:
                 raise
             hint = "read the text in the encoding that it was written in (UTF-8, or latin-1)"
             raise InputError(
-                f"the text {odd[:60]!a} holds half a character", expected="whole characters", hint=hint
+                f"the text {odd[:60]!a} holds half a character (a lone surrogate)",
+                expected="whole characters",
+                hint=hint,
             ) from error
 
     def _encode(self, texts: Sequence[str | tuple[str, str]], max_length: int) -> list[list[int]]:

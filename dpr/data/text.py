@@ -116,7 +116,7 @@ def check_room(tokenizer: Any, text: TextSettings, lengths: Mapping[str, int]) -
             needed = tokenizer.num_special_tokens_to_add(pair=is_pair) + size * (1 + is_pair) + 1
             if size and length < needed:
                 raise ConfigError(
-                    f"{key}={length} leaves no room behind the {size} tokens of encoder.{name}; set it to"
+                    f"{key}={length} leaves no room after the {size} tokens of encoder.{name}; set it to"
                     f" {needed} or more"
                 )
 

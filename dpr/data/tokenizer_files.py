@@ -1,6 +1,6 @@
-"""The tokenizer of a model folder. Its files are checked before libraries read them, since these panic or
-take all memory over some damage, and follow links and names to anywhere. Loaded tokenizers can get DPR's
-special tokens in unused slots of the vocabulary, or an end token after every text."""
+"""The tokenizer of a model folder. Its files are checked before libraries read them: some damage makes these
+panic or exhaust memory, and they follow any link or name. Loaded tokenizers can get DPR's special tokens in
+unused slots of the vocabulary, or an end token after every text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_tokenizer_files(folder: str | os.PathLike[str]) -> None:
             for key in state:  # the tokenizer takes them for its own arguments
                 if key.endswith("_file"):
                     raise InputError(
-                        f"{key} is {describe(state[key])}", file=file, expected="no file elsewhere"
+                        f"{key} is {describe(state[key])}", file=file, expected="no path of another file"
                     )
         for other in listed(state.get("fast_tokenizer_files")):
             inside(found.path, other, stated_in=name)

@@ -219,7 +219,7 @@ def _tokens_of_words(texts: list[str], tensorizer: Tensorizer) -> list[tuple[lis
             place < 0 or end > spans[place][1]
             for place, (_, end) in zip(places, encoding.offsets, strict=True)
         ):
-            raise TokensOfWordsError("a token reaches over two words")
+            raise TokensOfWordsError("a token spans two words")
         lengths = np.bincount(np.array(places, dtype=int), minlength=len(spans))
         if lengths.size and lengths.max() > _LENGTH:
             raise TokensOfWordsError("a word has too many tokens")
@@ -267,7 +267,7 @@ def open_tokens(
         or options.passage_prefix
         or any(options.of_questions.values())
     ):
-        logger.info("%s: pairs are cut from the text, since it is changed after that", text.name)
+        logger.info("%s: pairs are cut from the text, since it is changed afterwards", text.name)
         return text
     # everything that decides what a store holds
     kind: Any = StoredPairs if isinstance(text, PseudoPairs) else StoredTokens

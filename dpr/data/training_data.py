@@ -62,7 +62,7 @@ def known_document(sample: AnySample) -> KnownDocument:
 
 
 class TrainingData(ABC):
-    """Training or dev samples from anywhere: subclasses define their number and each sample.
+    """Training or dev samples from any source: subclasses define their number and each sample.
 
     The same number must always give the same sample, in every process. Named in a configuration
     (``datasets.<name>.reader=my_module:MyData``), the class is called with the list of the entry's files.

@@ -101,7 +101,7 @@ def differences(
                     alone = against if other[0] in ours else label
                     raise InputError(
                         f"{label} and {against} are not about the same judged questions: {metric} of question"
-                        f" {other[0]!r} is in {alone} alone",
+                        f" {other[0]!r} is only in {alone}",
                         expected="the same questions and judgements",
                     )
                 pair = (list(ours.values()), [theirs[key] for key in ours])

@@ -39,7 +39,7 @@ class Judged:
     metrics: dict[str, float] = field(default_factory=dict)
     values: dict[str, dict[str, float]] = field(default_factory=dict)
     right: list[list[bool]] | None = None
-    """For each hit, True if it is right by the judgement behind ``metrics``: judgements before answers."""
+    """For each hit, True if it is relevant by the source behind ``metrics``: judgements before answers."""
     has_answer: list[list[bool]] | None = None
     """The same as shown in results: answers before judgements."""
 
@@ -157,7 +157,7 @@ class Evaluator:
                 found_themselves.append(question.id)
         if own and found_themselves:
             logger.warning(
-                "the first hit of %d of %d questions has the question's own id, the first is %r; where"
+                "the first hit of %d of %d questions has the question's own id, e.g. %r; if"
                 " questions are passages of the corpus, %s",
                 len(found_themselves),
                 len(self.questions),

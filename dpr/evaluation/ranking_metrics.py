@@ -239,7 +239,7 @@ def is_baseline(name: str) -> bool:
 
 
 def finest(names: Sequence[str]) -> list[str]:
-    """Returns, for each set that was searched, the metric that distinguishes small differences best."""
+    """Returns, for each set that was searched, the metric that is most sensitive to small differences."""
     heads = dict.fromkeys(name.rpartition("/")[0] for name in names if "@" in name)
     names_of_heads = (
         next((f"{head}/{kind}" for kind in _FINEST if f"{head}/{kind}" in names), None) for head in heads

@@ -87,9 +87,9 @@ REPORT_FILE = "report.html"
 _MOST_CURVES = 8
 _FEW_POINTS = 25
 _CHARTS = (
-    ("Loss of training", r"train/loss", ""),
+    ("Training loss", r"train/loss", ""),
     ("Loss on dev sets", r"eval/nll_loss", ""),
-    ("In-batch accuracy of training", r"train/in_batch_acc", "percent"),
+    ("In-batch accuracy in training", r"train/in_batch_acc", "percent"),
     ("In-batch accuracy on dev sets", r"eval/in_batch_acc", "percent"),
     ("Loss by train set", r"train/.+/loss", ""),
     ("nDCG@10", r"eval/.*ndcg@10", "percent"),
@@ -149,7 +149,7 @@ def build_page(
     notes: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> str:
-    """Returns the HTML text. ``notes`` are what a reader should know of the figures. Settings equal to
+    """Returns the HTML text. ``notes`` are remarks on the figures. Settings equal to
     ``defaults`` are not shown."""
     run = training or Training(
         "", notes=["No training run found: neither the folder nor a folder in it has a metrics.jsonl."]
@@ -212,7 +212,7 @@ def _retrieval_section(runs: Sequence[Retrieval]) -> dict[str, Any]:
     metrics = [name for name in validated_names() if any(name in one.file.metrics for one in runs)]
     metrics = metrics or sorted({name for one in runs for name in one.file.metrics})[:8]
     curves = {cut(one.label, 40): one.accuracy_curve() for one in runs[:_MOST_CURVES] if one.rank_counts}
-    title = "Accuracy@k: a right passage among the first k"
+    title = "Accuracy@k: a relevant passage among the first k"
     rows = []
     for one in runs:
         each = one.file.each

@@ -49,7 +49,7 @@ class Retrieval:
 
     @property
     def rank_counts(self) -> list[int]:
-        """Returns the number of questions by the rank of their first right passage; the last number counts
+        """Returns the number of questions by the rank of their first relevant passage; the last number counts
         those without one. Empty if ranks were not kept or are damaged."""
         ranks = self.file.report.get("first_right_rank")
         if not isinstance(ranks, dict) or not _list(ranks.get("counts")):
@@ -63,7 +63,7 @@ class Retrieval:
         return sum(self.rank_counts) or self.file.num_questions
 
     def accuracy_curve(self) -> list[tuple[float, float]]:
-        """Returns pairs of k and the share of questions with a right passage among the first k, for some
+        """Returns pairs of k and the share of questions with a relevant passage among the first k, for some
         k."""
         shares = accumulate(self.rank_counts[:-1])
         judged = max(self.num_judged, 1)

@@ -47,7 +47,7 @@ def symptoms(run: Training) -> Iterator[Symptom]:
         found = _mean(accuracy[-max(1, len(accuracy) // 4) :])
         seen = (
             f"loss {start_loss:.3f} over the first quarter of the log, {end_loss:.3f} over the last; {found:.1%}"
-            " find their positive in the global batch"
+            " of the questions rank their positive first"
         )
         temperature = run.settings.get("loss.temperature")
         is_normalised = run.settings.get("encoder.normalize", "").lower() == "true"
@@ -55,7 +55,9 @@ def symptoms(run: Training) -> Iterator[Symptom]:
         is_level = is_long and 0.95 * start_loss <= end_loss <= _RISEN * start_loss
         if counts := _series(run, "pool/candidates"):
             chance = math.log(counts[-1])
-            seen += f"; chance is {chance:.3f} and {1 / counts[-1]:.1%}, of {counts[-1]:.0f} candidates"
+            seen += (
+                f"; chance level is {chance:.3f} and {1 / counts[-1]:.1%}, with {counts[-1]:.0f} candidates"
+            )
             # A falling loss passes chance, and the loss of another objective may lie above it. In both cases
             # more positives are found.
             is_unclear = not is_long and end_loss <= 1.03 * chance
@@ -63,8 +65,8 @@ def symptoms(run: Training) -> Iterator[Symptom]:
                 found <= 2 / counts[-1] or is_softmax_flat or is_unclear
             )
         advice = (
-            "another train.learning_rate, ten times less and ten times more; whether it can learn at all is seen"
-            " by training on some ten rows, for many epochs"
+            "a train.learning_rate ten times lower, and one ten times higher; to see whether the model learns at"
+            " all, train on ten rows for many epochs"
         )
         if is_softmax_flat:
             advice = "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1"
@@ -79,17 +81,17 @@ def symptoms(run: Training) -> Iterator[Symptom]:
                 "The loss rises again",
                 f"loss {lowest:.3f} at step {steps[losses.index(lowest)]:.0f}, {end_loss:.3f} over the last"
                 " quarter",
-                "a train.learning_rate a third as high, more train.warmup_steps; vectors that are all alike are"
-                " what too high a rate leaves",
+                "a train.learning_rate a third as high, more train.warmup_steps; too high a rate makes all vectors"
+                " alike",
             )
 
     ranks = _series(run, "pool/effective_rank")
     if ranks and ranks[-1] < min(3.0, max(ranks) / 4):
         yield Symptom(
             "The vectors collapse",
-            f"the effective rank of a global batch's passages was {max(ranks):.1f} and is {ranks[-1]:.1f}: they all have"
-            " nearly the same vector",
-            "restart with a lower train.learning_rate, a tenth of it, or more train.warmup_steps",
+            f"the effective rank of a global batch's passages fell from {max(ranks):.1f} to {ranks[-1]:.1f}: they all"
+            " have nearly the same vector",
+            "restart with a tenth of the train.learning_rate, or more train.warmup_steps",
         )
 
     # The metric that chooses the best checkpoint, at each step; the sign is 1 if higher values of it are
@@ -114,13 +116,13 @@ def symptoms(run: Training) -> Iterator[Symptom]:
         before = values[0][1]
         best_since = max(sign * value for _, value in values[1:])
         if best_since < sign * before:
-            seen = f"{name} {before:.4f} before the first step, {sign * best_since:.4f} at its best since"
+            seen = f"{name} {before:.4f} before the first step, {sign * best_since:.4f} at best after it"
     if seen:
         yield Symptom(
             "Worse than before",
             seen,
             "a lower train.learning_rate, fewer epochs, dpr merge base=BASE_MODEL tuned=RUN; dpr check-data suspects="
-            " lists wrong labels",
+            " lists doubtful labels",
         )
 
     if len(after) >= 3 and losses[-1:] <= losses[:1]:
@@ -130,7 +132,7 @@ def symptoms(run: Training) -> Iterator[Symptom]:
             yield Symptom(
                 "The loss falls, the metric does not",
                 f"{name} {best[1]:.4f} at step {best[0]:.0f}, {last[1]:.4f} at step {last[0]:.0f}, while the loss"
-                " went on falling",
+                " kept falling",
                 "fewer epochs or train.early_stopping.patience, more or cleaner data; model_file=RUN opens the"
                 " best checkpoint",
             )

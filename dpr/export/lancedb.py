@@ -48,7 +48,7 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
                 opened = _create(database, rows, table, made_of)
             elif (opened.schema.metadata or {}).get(_MADE_OF.encode(), b"").decode() != made_of:
                 hint = "choose another table=, or drop this one"
-                raise InputError("exists already, made of something else", file=name, hint=hint)
+                raise InputError("already exists, made of something else", file=name, hint=hint)
             count = opened.count_rows()
         except DprError:
             raise

@@ -153,7 +153,7 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
         }
         writer = VectorShardWriter(folder, metadata=metadata, dimension=vectors.dimension)
         if writer.is_complete():
-            logger.info("%s exists already, made of the same inputs: nothing to do", folder)
+            logger.info("%s already exists, made of the same inputs: nothing to do", folder)
         else:
             ids = [str(key, "utf-8", "replace") for key in vectors.ids.tolist()]
             starts = counted(range(0, len(ids), _CHUNK_ROWS), f"writing {folder.name}", unit="vectors")

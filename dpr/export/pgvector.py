@@ -52,7 +52,7 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
                 'SELECT made_of FROM dpr_loads WHERE "table" = %s', (table,)
             ).fetchone()
             if known is None or known[0] != made_of:
-                what = "exists already" + (", made of other vectors, texts or metadata" if known else "")
+                what = "already exists" + (", made of other vectors, texts or metadata" if known else "")
                 raise InputError(what, file=name, hint="choose another table=, or drop this one")
         else:
             vector = "halfvec" if rows.is_half else "vector"

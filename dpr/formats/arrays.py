@@ -1,5 +1,5 @@
-"""Arrays: in ``.npy`` files, written without objects and mapped into memory, and ids and vectors in memory that are
-read as those in files are."""
+"""Arrays in ``.npy`` files, written without objects and memory-mapped; and ids and vectors in memory that are
+read in the same way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def map_array(path: Path) -> np.ndarray:
 
 @dataclass
 class ArraySource:
-    """A source made of arrays in memory; ``vectors`` (n, D) float32 or float16."""
+    """A source of vectors over arrays in memory; ``vectors`` (n, D) float32 or float16."""
 
     ids: np.ndarray
     vectors: np.ndarray

@@ -118,8 +118,7 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def _files_inside(folder: Path) -> list[Path]:
-    """Returns the data files of a folder, without those that ``datasets`` keeps beside its data for
-    itself."""
+    """Returns the data files of a folder, without those that ``datasets`` keeps for its own use."""
     return sorted([*folder.rglob("*.parquet"), *folder.rglob("data-*.arrow")])
 
 
@@ -182,7 +181,7 @@ def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
     if len(names) == 1:
         if names[0] != "test":
             return names[0]
-        only = "has only the split test, which is kept to measure by"
+        only = "has only the split test, which is reserved for evaluation"
     raise ConfigError(
         f"{path} {only}; choose with split=NAME (dpr prepare FILE split=NAME out=train.jsonl), or name the file of a split"
     )

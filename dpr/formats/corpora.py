@@ -92,8 +92,8 @@ def check_unique_ids(file: Path, columns: Columns = DEFAULT_COLUMNS) -> int:
 
 
 def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
-    """Writes a corpus: TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed.
-    Returns the number of passages.
+    """Writes a corpus: TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is
+    compressed. Returns the number of passages.
 
     The source of a passage is written only in JSON lines, into BEIR's object ``metadata``.
 

@@ -132,10 +132,10 @@ def table_rows(
             row = next(reader, None)
         except csv.Error as error:
             raise InputError(
-                f"the quotes of this row are not those of a csv file ({error})",
+                f"the quoting of this row is not valid CSV ({error})",
                 file=path,
                 line=line + 1,
-                hint="double the quotes inside of quotes, or write the file as JSON lines",
+                hint="double the quotes inside quoted fields, or write the file as JSON lines",
             ) from None
         if row is None:
             return

@@ -1,4 +1,4 @@
-"""Files of documents and the reader of each. Libraries read those of the extra ``documents``."""
+"""Document files and their readers. Formats of the extra ``documents`` are read by libraries."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def download(
     attempts: int = 5,
     pause_s: float = 2.0,
 ) -> bool:
-    """Fetches ``url`` as the file ``target``. Returns False if the file exists already; it is then compared
+    """Fetches ``url`` as the file ``target``. Returns False if the file already exists; it is then compared
     with ``sha256`` if that is given.
 
     Raises:
@@ -85,7 +85,7 @@ def download(
         except RequestException as error:
             problem = error
         if "NameResolution" in str(problem):  # urllib3 puts it between three layers of brackets
-            problem = RequestException("its server is not found; is this machine online?")
+            problem = RequestException("the server is not found; is this machine online?")
         failures += 1
         if failures >= attempts:
             hint = "the same command tries again"
@@ -112,15 +112,15 @@ def _refuse_less_safe(response: Response, **_: Any) -> None:
     onward = urljoin(response.url, response.headers["location"])
     if not onward.startswith(("https://", "http://" if response.url.startswith("http://") else "https://")):
         raise InputError(
-            f"the server sends us on to {onward[:200]!a}", file=response.url, expected="an https address"
+            f"the server redirects to {onward[:200]!a}", file=response.url, expected="an https address"
         )
 
 
 def _check(path: Path, url: str, sha256: str | None, *, named: str | Path, hint: str | None = None) -> None:
     with open(path, "rb") as file:
         if url.endswith(".gz") and file.read(2) != b"\x1f\x8b":
-            found = "the content is not gzip data; it may be a page with the reason"
-            raise InputError(found, file=named, hint=f"look at {url}")
+            found = "the content is not gzip data; it may be a web page with an error message"
+            raise InputError(found, file=named, hint=f"open {url} in a browser")
     if sha256 is not None and (actual := describe_file(path)["sha256"]) != sha256:
         raise InputError(f"SHA-256 is {actual}", file=named, expected=sha256, hint=hint)
 
@@ -149,8 +149,8 @@ def unpack(archive: Path, folder: Path, *, max_files: int = MAX_FILES, max_bytes
                         or name == MANIFEST
                     ):
                         raise InputError(
-                            f"the entry {name[:200]!a} leads out of the folder, is a link or the like, or has a"
-                            " name of this toolkit's",
+                            f"the entry {name[:200]!a} leads out of the folder, is a link or a device, or has a"
+                            " name reserved by this toolkit",
                             file=archive,
                             expected="plain files and folders",
                         )

@@ -14,7 +14,7 @@ from dpr.storage.untrusted import describe, inside, read_json
 
 RESULTS = "results.json"
 """Results of a whole evaluation, in its output folder."""
-_EXPECTED = "what dpr retrieve metrics_file=... writes"
+_EXPECTED = "a file from dpr retrieve metrics_file=..."
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def read_metrics(path: str | Path) -> MetricsFile:
             )
             and all(item is None or is_finite_number(item) for listed in values.values() for item in listed)
         ):
-            found = "per_question is not a list of different ids with a question and numbers for each"
+            found = "per_question does not list distinct ids, each with a question and numbers"
             raise InputError(found, file=file, expected=_EXPECTED)
         each = PerQuestion(ids, texts, values)
     return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, each)
@@ -111,7 +111,7 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
     sets = stated.get("sets")
     systems = stated.get("systems")
     if not _are_texts(sets) or not _are_texts(systems) or not sets or not systems:
-        expected = "what dpr evaluate suite=... writes"
+        expected = "a file from dpr evaluate suite=..."
         raise InputError("not the results of an evaluation", file=folder / RESULTS, expected=expected)
     for name in sets:
         for system in systems:

@@ -133,8 +133,8 @@ def split_by_grade(
             )
         if min_grade is None and grade != int(grade):
             raise ValueError(
-                f"{where} is the score {grade:g}, expected a whole grade, or a bound that says which are"
-                " positives; dpr prepare FILE min_grade=X out=train.jsonl makes positives of those from X on"
+                f"{where} is the score {grade:g}, expected a whole grade; dpr prepare FILE min_grade=X"
+                " out=train.jsonl counts scores of at least X as positive"
             )
         if grade >= least:
             positives.append(passage)

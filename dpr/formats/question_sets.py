@@ -107,13 +107,13 @@ def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Questi
     rows = (item for item in table_rows(path, form) if item[1] != header)
     for index, (line, row) in enumerate(rows):
         if len(row) <= max(columns):
-            hint = "a first line that says question, or datasets.<name>.answers_col=-1, reads questions alone"
+            hint = "questions without answers need the first line question, or datasets.<name>.answers_col=-1"
             raise wrong_columns(path, line, row, form, f"at least {max(columns) + 1}", hint=hint)
         try:
             answers = checked_answers(answers_in(row[answers_col])) if answers_col >= 0 else ()
         except ValueError as error:
             hint = (
-                "ids and questions without answers are read with a first row id<TAB>question, or with"
+                "ids and questions without answers need the first row id<TAB>question, or"
                 " datasets.<name>.id_col=0 question_col=1 answers_col=-1"
             )
             raise InputError(str(error), file=path, line=line, hint=hint) from None
@@ -195,11 +195,11 @@ def judgement_rows(file: Path) -> Iterator[tuple[int, Judgement | str]]:
             yield (
                 line,
                 f"{count} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade),"
-                " separated by tabs or spaces, none empty; a header names them in another order",
+                " separated by tabs or spaces, none empty; a header can name another order",
             )
         elif (grade := grade_of(columns[-1])) is None:
             found = f"the grade {columns[-1]!a} is not an integer"
-            yield line, f"{found}; a header names the columns in another order"
+            yield line, f"{found}; a header names the columns if their order differs"
         else:
             yield line, (columns[0], columns[-2], grade)
 
@@ -209,13 +209,13 @@ def require_judged(questions: Sequence[str], qrels: Qrels, *, file: str | Path, 
     if qrels.keys() & {*questions}:
         return
     raise InputError(
-        f"no question of {of} has judgements: a question's id is {next(iter(questions), '')!r}, a judged one's"
-        f" {next(iter(qrels))!r}",
+        f"no question of {of} has judgements: one of its ids is {next(iter(questions), '')!r}, one of the"
+        f" judgements' is {next(iter(qrels))!r}",
         file=file,
         expected="question, passage, grade",
         hint=(
-            "a first row such as corpus-id<TAB>query-id<TAB>score names the columns of judgements, one such as"
-            " id<TAB>question or datasets.<name>.id_col those of questions; JSON lines keep ids"
+            "name the columns: those of judgements in a first row such as corpus-id<TAB>query-id<TAB>score,"
+            " those of questions in one such as id<TAB>question, or by datasets.<name>.id_col; JSON lines keep ids"
         ),
     )
 

@@ -39,7 +39,7 @@ class RetrievedQuestion:
 
 def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> None:
     """Writes DPR's results JSON (an array, indented by 4, scores as strings) and its checksum; ``.gz`` is
-    packed."""
+    compressed."""
     with durable_text(Path(path), note={}) as out:
         separator = "["
         for result in results:

@@ -92,7 +92,7 @@ def run_problems(run: Path) -> dict[str, list[str]]:
     except InputError as error:
         problems[RUN_FILE] = [error.found]
     except (AttributeError, TypeError, KeyError, ValueError) as error:
-        problems[RUN_FILE] = [f"is no record of a run ({error})"]
+        problems[RUN_FILE] = [f"is not a record of a run ({error})"]
     if (lines := metrics_problems(run)) is not None:
         problems[METRICS_LINES] = lines
     return problems
@@ -130,7 +130,7 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
 
 
 def warn_of_verdict(checkpoint: Path) -> None:
-    """Warns if the best checkpoint of a run was found worse than the model it started from."""
+    """Warns if the best checkpoint of a run is worse than its base model."""
     with suppress(DprError):
         found = read_json(checkpoint.parent / VERDICT_FILE)
         verdict = found if isinstance(found, dict) else {}

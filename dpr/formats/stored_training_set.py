@@ -2,7 +2,7 @@
 
 rows.arrow       one row per sample, as an Arrow stream of record batches
 duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more
-                 than once; questions are told apart by every letter (``composed``)
+                 than once; questions are compared exactly (``composed``)
 questions.npy    (n,) uint64: a hash of each row's question without differences of case and spacing
 """
 

@@ -27,10 +27,10 @@ _UNPACK = "unpack it first"
 # Position in a file, bytes there that identify content that is not text, its kind, and the hint.
 _OTHER_CONTENT = (
     (0, b"PK\x03\x04", "a zip archive (.zip, .xlsx, .docx)", "unpack it, or save the table as text"),
-    (4, b"1AY&SY", "packed by bzip2", _UNPACK),
-    (0, b"\xfd7zXZ\0", "packed by xz", _UNPACK),
-    (0, b"\x28\xb5\x2f\xfd", "packed by zstd", _UNPACK),
-    (0, b"\x1f\x8b", "packed twice by gzip", _UNPACK),
+    (4, b"1AY&SY", "compressed by bzip2", _UNPACK),
+    (0, b"\xfd7zXZ\0", "compressed by xz", _UNPACK),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", _UNPACK),
+    (0, b"\x1f\x8b", "compressed twice by gzip", _UNPACK),
     (257, b"ustar\0", "a tar archive", _UNPACK),
     (0, b"PAR1\x15", "a Parquet file", "give it a name that ends in .parquet"),
     (0, b"ARROW1\0\0", "an Arrow file", "save it as .parquet"),
@@ -217,7 +217,7 @@ def _count(node: Any, sizes: dict[int, int]) -> int:
         size += _count(child, sizes)
         if size >= _MOST_VALUES:
             raise yaml.MarkedYAMLError(
-                problem=f"its aliases make it more than {_MOST_VALUES:,} values",
+                problem=f"its aliases expand to more than {_MOST_VALUES:,} values",
                 problem_mark=child.start_mark,
             )
     sizes[id(node)] = size

@@ -26,8 +26,8 @@ def require_word(value: str, file: Path) -> None:
 
 @contextmanager
 def durable_text(path: Path, *, note: Note = None) -> Iterator[IO[str]]:
-    """Opens a durable UTF-8 text file; ``.gz`` is packed, without a time stamp, so that equal content gives
-    equal bytes."""
+    """Opens a durable UTF-8 text file; ``.gz`` is compressed, without a time stamp, so that equal content
+    gives equal bytes."""
     try:
         if path.name.endswith(".gz"):
             with (

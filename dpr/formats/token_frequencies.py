@@ -64,5 +64,5 @@ class TokenFrequencies:
             is_right = False
         if not is_right or not 0 <= length < math.inf:
             expected = f"how many passages have each of the {vocab_size} tokens of the vocabulary"
-            raise InputError("is no count of tokens", file=file, expected=expected)
+            raise InputError("is not a count of tokens", file=file, expected=expected)
         return cls(passages, counts, length)

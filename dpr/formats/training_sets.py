@@ -1,4 +1,4 @@
-"""Training data (files in DPR's format or another that ``training_files`` knows, rows in memory, data sets of
+"""Training data (files in DPR's format or another that ``training_files`` reads, rows in memory, data sets of
 Hugging Face's ``datasets`` and of its hub) read once into a memory-mapped Arrow file.
 
 Rows that do not come from a file are first written to a temporary file of JSON lines in the cache. So the
@@ -63,7 +63,7 @@ def open_training_set(
     or rows.
 
     The first opening parses the data into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones
-    reuse the result while the content is the same; a file is read again only if its times have changed.
+    reuse the result as long as the content is the same; a file is read again only if its times have changed.
     ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside in ``rejected-<fingerprint>.jsonl`` in
     the cache folder. An array that breaks off or is not JSON cannot be skipped.
 
@@ -71,12 +71,12 @@ def open_training_set(
         data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may
         have, or of texts: a question, its passage, and negatives; a frame of pandas; a ``datasets.Dataset``
         or ``DatasetDict``; or ``hf://user/name``, which ``datasets`` fetches.
-        split: part of a folder or ``DatasetDict``; empty = train, or the only one.
+        split: split of a folder or ``DatasetDict``; empty = train, or the only split.
         columns: names of columns by role: question, positive, negative, title, answers, label.
 
     Raises:
         InputError: a file is missing or a row is bad (names file and line, or the row); no usable rows.
-        ConfigError: ``data`` are of another type.
+        ConfigError: ``data`` is of another type.
         OutputError: the cache folder cannot be written.
     """
     if on_bad_row not in ("fail", "skip"):
@@ -215,13 +215,13 @@ def _hub_rows(name: str, split: str) -> Iterable[Any]:
     title, _, configuration = rest.partition("/")
     if not owner or not title:
         raise ConfigError(
-            f"{name} is no name of the hub; expected hf://user/name, or hf://user/name/configuration"
+            f"{name} is not the name of a data set on the hub; expected hf://user/name, or hf://user/name/configuration"
         )
     try:
         dataset = datasets.load_dataset(f"{owner}/{title}", configuration or None)
     except Exception as error:  # errors of the network, its client, or the files there
-        hint = "is there a network? dpr prepare reads files that were fetched elsewhere"
-        raise InputError(f"could not be fetched ({first_line(error)})", file=name, hint=hint) from None
+        hint = "check the network; dpr prepare also reads files that were downloaded elsewhere"
+        raise InputError(f"could not be downloaded ({first_line(error)})", file=name, hint=hint) from None
     return _rows(dataset, split)
 
 

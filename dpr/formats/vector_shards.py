@@ -187,7 +187,9 @@ class VectorShardWriter(Steps):
             num_chunks = max(proofs, default=0) + 1
         if list(proofs) != list(range(num_chunks)):
             missing = sorted(set(range(num_chunks)) - set(proofs))
-            found = f"{len(missing)} chunks are missing, first {missing[:5]}: {len(proofs)} of {num_chunks} are there"
+            found = (
+                f"{len(missing)} chunks are missing, first {missing[:5]}: {len(proofs)} of {num_chunks} exist"
+            )
             raise InputError(found, file=self.folder, hint="rerun the same command to write them")
         num_vectors = sum(len(PackedIds.mapped(self.folder / _file("ids", number))) for number in proofs)
         self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks})
@@ -220,7 +222,7 @@ class VectorShard:
             or self.dtype not in DTYPES
             or not all(isinstance(value, str | int | float | bool) for value in self.metadata.values())
         ):
-            raise InputError("the manifest is not one of a vector shard", file=file)
+            raise InputError("the manifest is not that of a vector shard", file=file)
         self.num_vectors = int(self.metadata["num_vectors"])
         self.dimension = int(self.metadata["dimension"])
         self._files = {
@@ -237,7 +239,7 @@ class VectorShard:
             problems.append("chunks are missing")
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            hint = "run the embedding command again, it rewrites damaged chunks"
+            hint = "run the embedding command again; it rewrites damaged chunks"
             raise InputError(problems[0] + more, file=self.path, hint=hint)
 
     def ids_sha256(self) -> str:

@@ -142,7 +142,7 @@ class Bm25Index(Index):
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
         """Returns the ``k`` passages with the highest score for each question, without those of score 0; none
-        if no word is known."""
+        if no passage has a word of the question."""
         best = RunningTopK(len(questions), min(k, self.num_passages))
         for row, question in enumerate(counted(questions, "searching by words", unit="questions")):
             self._offer(best, row, self._scores(question))

@@ -147,7 +147,7 @@ class FaissIndex(Index):
         probes = next(probes for probes, value in reached.items() if value >= best - _NEARLY)
         self._lists.nprobe = probes
         logger.warning(
-            "no indexer.probes reaches recall@%d %g in this index; %d reaches %.3f, and more add less than %g",
+            "no value of indexer.probes reaches recall@%d %g with this index; %d reaches %.3f, and higher ones add less than %g",
             DEPTH,
             TARGET_RECALL,
             probes,

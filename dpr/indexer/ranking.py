@@ -59,7 +59,7 @@ class RunningTopK:
 
     def __init__(self, num_queries: int, k: int) -> None:
         if k < 1:
-            raise ValueError(f"k={k}; at least one passage must be asked for")
+            raise ValueError(f"k={k}; at least one passage must be requested")
         self.k = k
         self._scores = np.full((num_queries, k), -np.inf, dtype=np.float32)
         self._ids = np.zeros((num_queries, k), dtype="S1")

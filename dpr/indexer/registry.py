@@ -68,16 +68,16 @@ def recall_values(results: Iterable[Sequence[str]], truth: Sequence[Sequence[str
 
 
 class Index(ABC):
-    """An index that finds the passages nearest to a question. Retrieval, search and mining use this interface
-    alone.
+    """An index that finds the passages nearest to a question. Retrieval, search and mining use only this
+    interface.
 
     Subclass it and name the class as ``indexer.kind=module:Class``. An implementation promises:
 
     * A result depends on the corpus, the settings and the questions, but not on the order or the number of
       the questions.
     * ``save`` writes everything that ``open`` needs into an empty folder. The opened index finds the same
-      passages as the saved one, is not changed by searching, and may be open in several processes. Manifest,
-      checksums and the comparison of settings are not its task.
+      passages as the saved one, is not changed by searching, and may be open in several processes. It need
+      not write a manifest or checksums, or compare settings.
     * A saved index of other settings is refused. Fields of ``Settings`` made with
       ``dpr.core.settings.setting(..., on_resume="no effect")`` are not compared.
     """
@@ -88,7 +88,7 @@ class Index(ABC):
     is_saved: ClassVar[bool] = True
     """False for an index that keeps nothing and is built each time."""
     made_by: ClassVar[Mapping[str, Any]] = {}
-    """Causes, besides its settings, that determine an index, such as the version of a rule in the code. A
+    """Facts, besides its settings, that determine an index, such as the version of a rule in the code. A
     saved index with other values is refused."""
     Settings: ClassVar[type[Any]] = Settings
     """Dataclass of the settings, given as ``indexer.options.<name>`` for a user-defined class."""
@@ -115,7 +115,7 @@ class Index(ABC):
 
     def among(self, ids: np.ndarray) -> Index:
         """Returns a view of the passages with these ids (n,), fixed-width bytes, ascending and distinct. It
-        finds what a search of all passages would find with the others left out, with the same scores."""
+        finds what a search of all passages finds, without the other passages and with the same scores."""
         raise NotImplementedError(f"{type(self).__name__} cannot search a part of its passages")
 
     def save(self, folder: Path) -> None:
@@ -144,9 +144,9 @@ class Index(ABC):
         return False
 
     def recall_in_words(self) -> str:
-        """Returns the recall measured at build, as far as it applies to the present breadth."""
+        """Returns the recall measured at build, as far as it applies to the current breadth."""
         if self.recall is None:
-            return "recall not measured, as it was built without questions"
+            return "recall not measured, since it was built without questions"
         if self.recall.breadth != self.breadth:
             breadth = "".join(f"{name}={value}" for name, value in self.breadth.items())
             return f"recall not measured with {breadth}; at build {self.recall}"

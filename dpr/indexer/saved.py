@@ -1,5 +1,5 @@
-"""Saved indexes. One is opened only for the source and settings that it was made of, and built by one process at a
-time."""
+"""Saved indexes. An index is opened only for the source and settings that it was built from, and built by one
+process at a time."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class IndexStore:
                 least = getattr(self.choice.settings, "least_recall", 0)
                 if values[judged] < least:
                     raise ConfigError(
-                        f"the {kind} index misses too much to be kept: {index.recall}; expected {judged} of at"
+                        f"the {kind} index misses too many passages: {index.recall}; expected {judged} of at"
                         f" least {least:g}. Choose an index that stores or searches more (docs/search.md), or"
                         " set indexer.least_recall=0 to keep this one"
                     )

@@ -31,7 +31,7 @@ class GraphSettings(ApproximateSettings):
     """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq, 32 for hnsw32."""
     ef_search: int = setting(128, least=1, most=1_000_000, on_resume=NO_EFFECT)
     """Breadth of a search in an HNSW graph; n_docs if that is larger. A saved index is searched with the
-    present value."""
+    current value."""
     ef_construction: int = setting(200, least=1, most=1_000_000, on_resume=IDENTITY)
     """Breadth of the search while an HNSW graph is built."""
 
@@ -61,9 +61,9 @@ class Bm25Settings(Settings):
     """Settings of BM25."""
 
     k1: float = setting(0.9, least=0, on_resume=IDENTITY)
-    """BM25: how soon further occurrences of a word stop counting."""
+    """BM25's k1, the saturation of term frequency: with a lower value, repetitions of a word count less."""
     b: float = setting(0.4, least=0, most=1, on_resume=IDENTITY)
-    """BM25: how much long passages are marked down, 0 to 1."""
+    """BM25's b, the strength of length normalisation, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

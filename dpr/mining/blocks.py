@@ -241,7 +241,7 @@ def combined(blocks: Iterable[Record]) -> dict[str, Any]:
 
 
 def quantile_lines(audit: dict[str, Any], labels: dict[str, str]) -> Iterator[str]:
-    """Yields the quantiles as a table for people; ``labels`` go by the name of the values."""
+    """Yields the quantiles as a table; ``labels`` go by the name of the values."""
     yield f"  quantiles of {'':<16} " + " ".join(f"{quantile:>8.0%}" for quantile in QUANTILES)
     for name, label in labels.items():
         if listed := audit[f"{name}_quantiles"]:

@@ -1,4 +1,4 @@
-"""``dpr mine``: filters between the passages that a retriever found for a question and its negatives. The
+"""``dpr mine``: filters that choose a question's negatives from the passages that a retriever found. The
 audit names each filter: how much was left out and why, how negatives compare with positives, five examples."""
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Mining(BlockJob):
         if self.corpus_file is not None:
             rows = counted(range(len(self.train)), "looking for the positives", unit="questions")
             is_held = [self.corpus.holds(passage) for row in rows for passage in self.train[row].positives]
-            found = f"holds {sum(is_held):,} of the {len(is_held):,} positives of the training data"
+            found = f"contains {sum(is_held):,} of the {len(is_held):,} positives of the training data"
             if not any(is_held) and not self.settings.allow_missing:
                 raise InputError(
                     found,
@@ -292,7 +292,7 @@ class Mining(BlockJob):
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
-    """Yields the audit as a table for people."""
+    """Yields the audit as a table."""
     counts = audit["counts"]
     without = counts["questions without negatives"]
     yield f"{counts['questions']:>10,}  questions, {without:,} of them without negatives"

@@ -57,8 +57,8 @@ class Scoring(BlockJob):
     The teacher is a cross-encoder (its log-odds), one search (its scores), or two searches as a hybrid. The
     hybrid is the sum by which ``dpr retrieve hybrid=linear`` ranks. Each side's scores of its 100 best
     passages of the corpus are scaled to 0 to 1 for each question; the score is ``weight`` times the first's
-    plus the rest times the second's, and 0 for a passage that neither lists. A search knows the passages of
-    the corpus by their text; others get no score.
+    plus the rest times the second's, and 0 for a passage that neither lists. A search identifies the passages
+    of the corpus by their text; others get no score.
     """
 
     weight: float = DEFAULT_WEIGHT
@@ -117,7 +117,7 @@ class Scoring(BlockJob):
 
 
 def score_lines(audit: dict[str, Any]) -> Iterator[str]:
-    """Yields the audit as a table for people."""
+    """Yields the audit as a table."""
     for name in _SCORED:
         yield f"{audit['counts'][name]:>10,}  {name}"
     yield from quantile_lines(

@@ -1,5 +1,5 @@
 """Corpus that negatives are mined from, and searches in it for the questions of a block: by BM25, or exactly
-by a bi-encoder. The bi-encoder searches given vectors of the corpus, or vectors that are made here."""
+by a bi-encoder. The bi-encoder searches given vectors of the corpus, or computes them."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def dense_search(
         CheckpointError: there is no model.
     """
     if vectors and corpus is None:
-        raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
+        raise ConfigError("vectors belong to a corpus; name it with corpus=<file>")
     where = resolve_device(config.device)
     model = BiEncoder.load(model_file, device=where, **(encoder or CheckpointEncoderConfig()).arguments())
     model.tensorizer.text.question_prompt(prompt)

@@ -21,14 +21,14 @@ class MiningSettings(Settings):
     """Rules for hard negatives."""
 
     per_question: int = setting(5, unit="passages", least=1)
-    """Most negatives per question."""
+    """Maximum number of negatives per question."""
     from_rank: int = setting(1, least=1)
-    """First rank to take from, counted over everything that was found."""
+    """First rank to take negatives from, counted before all filters."""
     to_rank: int = setting(100, least=1)
-    """Last rank to take from."""
+    """Last rank to take negatives from."""
     max_relative_score: float = setting(0.0, least=0)
-    """Highest share of the model's score p of the positive: passages that score above p - (1 - this) * |p|
-    are left out; 0 = none is."""
+    """Maximum score of a negative, as a share of the score p of the positive: passages that score above
+    p - (1 - max_relative_score) * |p| are left out; 0 = no maximum."""
     keep_existing: bool = False
     """Keep the hard negatives of the training data, before the mined ones."""
     allow_missing: bool = False
@@ -56,9 +56,9 @@ class MiningInputs(ForwardSettings, ModelSettings):
     files: list[str] = setting(list, operand="FILE ...", path="input")
     """Training files, folders or patterns, which form one data set."""
     out: str | None = setting(None, path="output")
-    """File to write; .gz is compressed."""
+    """File to write; compressed if the name ends in .gz."""
     corpus: str | None = setting(None, path="input")
-    """Passages to search and to count words in; absent = those of the training data."""
+    """Passages to search, and for word statistics; absent = those of the training data."""
     cross_encoder: str | None = setting(None, path="input")
     """Folder of a sequence classifier that reads question and passage together."""
     prompt: str | None = None
@@ -84,8 +84,8 @@ class MiningInputs(ForwardSettings, ModelSettings):
 
 @dataclass
 class MineCommand(MiningInputs, MiningSettings):
-    """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and
-    prints an audit of them.
+    """Adds hard negatives, found by BM25 or a model, to training data in any format that dpr prepare reads,
+    and prints an audit of them.
 
     Rerun the same command to resume a killed run; a finished one is not repeated."""
 
@@ -102,10 +102,10 @@ dpr mine written/train.jsonl corpus=corpus.tsv out=train_bm25.jsonl keep_within=
 dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder
 """
     vectors: list[str] = setting(list, also=("encoded_ctx_files",), path="input")
-    """Vectors of the corpus by this model, by dpr embed; again for more; none = they are made."""
+    """Vectors of the corpus by this model, from dpr embed; repeat for more; none = they are computed."""
     keep_within: int = setting(0, unit="passages", least=0)
-    """Leave out questions for which no positive is among this many first passages, to filter what a model
-    wrote; 0 = none."""
+    """Leave out questions without a positive among this many first passages, to filter questions that a model
+    wrote; 0 = leave none out."""
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -125,7 +125,7 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
 
 @dataclass
 class ScoreCommand(MiningInputs):
-    """Adds a teacher_score to every passage of training data of any format that dpr prepare knows, and prints
+    """Adds a teacher_score to every passage of training data in any format that dpr prepare reads, and prints
     statistics of the scores.
 
     The teacher is a cross-encoder (its log-odds), a bi-encoder (its scores), BM25, or a hybrid of the last

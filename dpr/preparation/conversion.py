@@ -47,7 +47,9 @@ def convert(config: PrepareSettings) -> str:
     sources = expand_files(config.sources)
     options = read_options(config)
     if config.to not in WRITERS:
-        raise ConfigError(f"format {config.to} is not written; choose one of {', '.join(WRITERS)}")
+        raise ConfigError(
+            f"to={config.to} is not a format that can be written; choose one of {', '.join(WRITERS)}"
+        )
     require_writable(out.parent, folder=True)
     made_of: dict[str, object] = {
         "sources": [[source.name, content_sha256(source, without=out)] for source in sources],
@@ -64,7 +66,7 @@ def convert(config: PrepareSettings) -> str:
     def read() -> Iterator[TrainingSample]:
         for path in sources:
             name = format_of(path, options, name=config.format)
-            logger.info("%s: reading format %s", path, name)
+            logger.info("%s: reading as format %s", path, name)
             yield from usable.samples(READERS[name](path, options))
         usable.require_some(sources)
         for note in options.unread.warnings.values():
@@ -73,7 +75,7 @@ def convert(config: PrepareSettings) -> str:
 
     with output(out, made_of, overwrite=config.overwrite) as is_missing:
         if not is_missing:
-            return "there already, made of the same"
+            return "already exists, made from the same inputs and settings"
         samples = _without_suspects(read(), Path(config.suspects)) if config.suspects else read()
         written = WRITERS[config.to](out, samples, made_of)
     counts = usable.counts
@@ -84,8 +86,8 @@ def convert(config: PrepareSettings) -> str:
 
 
 def _without_suspects(samples: Iterable[TrainingSample], file: Path) -> Iterator[TrainingSample]:
-    """Yields the samples without the labels in a list (``dpr check-data suspects=``), as it was written or
-    shortened since. Samples left without a positive are dropped.
+    """Yields the samples without the labels in a list from ``dpr check-data suspects=``, which may have been
+    shortened. Samples left without a positive are dropped.
 
     Raises:
         InputError: a line does not belong to such a list, or no label is in the list.
@@ -98,7 +100,7 @@ def _without_suspects(samples: Iterable[TrainingSample], file: Path) -> Iterator
             passage = passage_from_json(record["passage"], "passage")
             suspects.add((record["label"], plain(record["question"]), plain(passage.text)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            hint = "dpr check-data ... suspects=FILE writes one"
+            hint = "dpr check-data ... suspects=FILE writes such a list"
             raise InputError(f"not a suspect: {error}", file=file, line=line, hint=hint) from None
     count = 0
 
@@ -116,5 +118,5 @@ def _without_suspects(samples: Iterable[TrainingSample], file: Path) -> Iterator
         if positives:
             yield replace(sample, positives=positives, hard_negatives=negatives)
     if suspects and not count:
-        hint = "name the data that it was made of"
-        raise InputError("no suspect is a label of these data", file=file, hint=hint)
+        hint = "name the training data that this list was made from"
+        raise InputError("none of these labels occurs in the training data", file=file, hint=hint)

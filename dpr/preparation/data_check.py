@@ -35,13 +35,13 @@ _MOSTLY = 0.5
 _QUANTILES = {"min": 0, "25%": 0.25, "50%": 0.5, "75%": 0.75, "90%": 0.9, "99%": 0.99, "max": 1}
 
 BAD_ROWS = "bad rows"
-UNREAD = "keys that are not read, or not as they stand"
+UNREAD = "keys that are not read, or are read differently"
 NO_POSITIVE = "questions without a positive"
 REPEATED = "rows that repeat an earlier one"
 CONTRADICTED = "negatives that are positives of the same question"
 NEAR = (
-    f"of the first {_COMPARISONS:,} hard negatives, those that nearly repeat a positive"
-    f" ({NEAR_DUPLICATE:.0%} of the words)"
+    f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words;"
+    f" the first {_COMPARISONS:,} are compared)"
 )
 EMPTY_ANSWER = "rows with an empty answer"
 PROBLEMS = (BAD_ROWS, UNREAD, NO_POSITIVE, REPEATED, CONTRADICTED, NEAR, EMPTY_ANSWER)
@@ -217,8 +217,8 @@ def report(sets: Mapping[str, DataCheck], tensorizer: Tensorizer | None) -> tupl
             if finding.count:
                 problems[f"{name}: {what}"] = finding
     if "dev" in sets and (shared := int(np.isin(sets["dev"].questions, train.questions).sum())):
-        problems["dev: questions that are in train too"] = Finding(shared)
-    lines.append(f"problems: {', '.join(problems) or 'none'}")
+        problems["dev: questions that are also in train"] = Finding(shared)
+    lines.append(f"problems: {len(problems) or 'none'}")
     for what, finding in problems.items():
         lines += [f"  {finding.count:>9,}  {what}", *(f"             {place}" for place in finding.places)]
     lines += ["", "five records as the model will see them" if tensorizer else "five records"]
@@ -230,7 +230,9 @@ def _lengths(
 ) -> tuple[list[str], dict[str, Finding]]:
     """Returns a table of the lengths of questions and passages, and findings about their tokens."""
     heads = " ".join(f"{head:>6}" for head in _QUANTILES)
-    lines = [f"  length in {'tokens' if tensorizer else 'words':<12} {heads}   cut off"]
+    lines = [
+        f"  length in {'tokens' if tensorizer else 'words':<12} {heads}{'   cut off' if tensorizer else ''}"
+    ]
     findings: dict[str, Finding] = {}
     questions = texts["question"].items
     if said := look_swapped(questions, [passage.text for passage in texts["positive"].items]):

@@ -1,5 +1,5 @@
-"""Questions that documents hold without being asked, of headings and first sentences, and those of them that are
-held out for dev and test."""
+"""Questions derived from the headings and first sentences of documents, and the choice of those that are held
+out for dev and test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADING = "heading"
 SENTENCE = "sentence"
 GIVEN = "given"
 KINDS = (GIVEN, FAQ, HEADING, TITLE, SENTENCE)
-"""Kinds of questions; those that resemble real ones most come first."""
+"""Kinds of questions, the most realistic first."""
 _WORD = re.compile(r"[^\W\d_]{2,}|\d+")
 _NUMBERING = re.compile(r"^(?:\d+(?:\.\d+)*[.)]?|[A-Z][.)]|chapter \d+[.:]?|step \d+[.:]?)\s+", re.IGNORECASE)
 _FIELD = re.compile(
@@ -34,7 +34,7 @@ _REFERS = re.compile(
     r"|as a result|for example|for instance|the following|the same|the former|the latter)\b",
     re.IGNORECASE,
 )
-"""Pattern of the beginning of a sentence that nobody understands alone."""
+"""Pattern of the beginning of a sentence that depends on the text before it."""
 _NO_WORD = re.compile(r"\W*-{1,2}\w.*|.*\w[=/\\_<>{}|@#:]+\w.*|\W*(?:\d.*|[b-hj-zB-HJ-Z])?\W*")
 """Pattern of text between spaces that is no word, in code and formulas."""
 _MOST_NO_WORDS = 0.25
@@ -82,8 +82,8 @@ class QuestionPair:
 
 
 def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
-    """Returns all questions that the passages hold, in the order of the passages. None is asked twice,
-    however it is punctuated.
+    """Returns all questions that the passages hold, in the order of the passages. None occurs twice, whatever
+    its punctuation.
 
     A heading of one word or two is asked for together with the title ("numpy: basic usage"). A sentence is no
     question if it needs the one before it, announces what follows it, or is code.
@@ -119,7 +119,7 @@ def without_questions(pieces: Sequence[Piece], held_out: Iterable[QuestionPair])
 
 
 def one_for_each_passage(questions: Iterable[QuestionPair]) -> list[QuestionPair]:
-    """Returns at most one question of every passage, of the kind that resembles real ones most."""
+    """Returns at most one question of every passage, of the most realistic kind."""
     taken: set[str] = set()
     kept = []
     for asked in sorted(questions, key=lambda one: KINDS.index(one.kind)):

@@ -56,6 +56,16 @@ EVALUATION_CORPUS = "evaluation_corpus.jsonl"
 UNREAD = "unread.jsonl"
 LEAST_QUESTIONS = 30
 _ALIKE = 0.8
+_COUNTED = (
+    "files",
+    "unread files",
+    "passages",
+    "near-duplicates left out",
+    "train questions",
+    "dev questions",
+    "test questions",
+    "test questions by kind",
+)
 
 
 def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
@@ -72,7 +82,7 @@ def find_documents(folder: Path, types: Sequence[str] = ()) -> dict[str, Path]:
     wanted = {f".{name.lstrip('.').lower()}" for name in types} or set(READERS)
     if unknown := sorted(wanted - READERS.keys()):
         raise ConfigError(
-            f"types={unknown[0][1:]} is not read; choose from {', '.join(name[1:] for name in READERS)}"
+            f"types={unknown[0][1:]} is not supported; choose from {', '.join(name[1:] for name in READERS)}"
         )
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
@@ -118,7 +128,7 @@ def prepare_folder(
     """
     settings.check()
     if out.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"out={out} lies in {folder}, whose files are read; name a folder beside it")
+        raise ConfigError(f"out={out} is inside {folder}, whose files are read; choose a folder beside it")
     require_writable(out, folder=True)
     files = find_documents(folder, settings.types)
     questions = None if settings.questions is None else Path(settings.questions)
@@ -129,7 +139,8 @@ def prepare_folder(
     metadata: dict[str, Any] = {"kind": "folder of documents", "made_of": made_of}
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:
-            return dict(read_manifest(out)["metadata"]["counts"])
+            stored = read_manifest(out)["metadata"]["counts"]  # sorted by name, as JSON is written
+            return {name: stored[name] for name in _COUNTED if name in stored}
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
             metadata["counts"] = counts = _make(target, files, settings, questions)
     return counts
@@ -164,7 +175,7 @@ def _make(
     by_split = split_questions(pairs, settings.seed) if len(pairs) >= LEAST_QUESTIONS else {}
     if not all(by_split.get(name) for name in (TRAIN, DEV, TEST)):
         logger.warning(
-            "only %d questions were found, too few to train on and to hold out: the corpus alone is written;"
+            "only %d questions were found, too few to train on and to hold out, so only the corpus is written;"
             " a larger folder, or questions=FILE, gives more",
             len(pairs),
         )

@@ -85,13 +85,13 @@ def new_encoder(
     tokenizer: str | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Writes an encoder with random weights, and a vocabulary of a corpus and questions (train questions
-    only), into the folder ``out``. Returns the size of the vocabulary. Does nothing if ``out`` was made from
-    the same inputs and settings before.
+    """Writes an encoder with random weights, and a vocabulary learned from a corpus and questions (of the
+    training set only), into the folder ``out``. Returns the size of the vocabulary. Does nothing if ``out``
+    was made from the same inputs and settings before.
 
     Args:
-        tokenizer: a model whose tokenizer replaces a new one: a name, a checkpoint, a run or a folder of
-        transformers.
+        tokenizer: a model whose tokenizer is used in place of a new one: a name, a checkpoint, a run or a
+        folder of transformers.
 
     Raises:
         ConfigError: the sizes do not fit together.
@@ -132,7 +132,7 @@ def new_encoder(
                 vocabulary = train_vocabulary(texts, shape)
                 if len(vocabulary) < shape.vocab_size:
                     logger.info(
-                        "the text holds %d different pieces: that is the vocabulary, of at most %d",
+                        "the vocabulary has %d tokens of at most %d, since the text has no more different pieces",
                         len(vocabulary),
                         shape.vocab_size,
                     )

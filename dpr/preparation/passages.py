@@ -43,9 +43,9 @@ class Piece:
     place: int
     """Number of the passage in its section, counted from 0."""
     is_question: bool = False
-    """True if the last heading is a question that somebody asked."""
+    """True if the last heading is a real question."""
     asks_headings: bool = True
-    """True if the headings are words that somebody might ask for, not names of functions or pages."""
+    """True if the headings are words that a user might ask for, not names of functions or pages."""
 
     def passage(self, hidden: frozenset[int] = frozenset(), *, hide_first: bool = False) -> Passage:
         """Returns the passage without the headings whose numbers are ``hidden`` and, with ``hide_first``,

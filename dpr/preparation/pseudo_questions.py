@@ -2,9 +2,9 @@
 file, for mining negatives and scoring.
 
 The text of a question is cut out of its passage in the corpus that is searched. Half of the words that the
-rest of the passage also has are dropped from the question, so that finding it takes more than finding the
-same words. Measurements on such questions are optimistic: they may choose between two settings, and are never
-the quality of a model.
+rest of the passage also has are dropped from the question, so that matching words alone do not find it.
+Measurements on such questions are optimistic: use them to choose between two settings, not as the quality of
+a model.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _write(target: Path, held: PseudoPairs) -> dict[str, int]:
         if len(cuts) < _MOST_QUESTIONS and (pair := ask(held, row)) is not None:
             cuts[held.corpus_row(row)] = pair
     if not cuts:
-        raise InputError("the passages that are held back are too short to ask for", file=held.file)
+        raise InputError("the held-back passages are too short for pseudo-questions", file=held.file)
     rows = counted(held.passages(0, held.num_passages), "writing the corpus", held.num_passages)
     passages = (cuts[index][1] if index in cuts else row.passage for index, row in enumerate(rows))
     write_passages(target / EVALUATION_CORPUS, passages)

@@ -22,10 +22,10 @@ class ReadSettings(Settings):
     queries: str | None = setting(None, path="input")
     """Questions that rows name by id."""
     split: str = ""
-    """Part of a folder; empty = train, or the only one."""
+    """Split of a folder; empty = train, or the only split."""
     min_grade: float | None = None
-    """Minimum judgement, label or score of a positive; those of 0 or below are hard negatives; absent = 1,
-    and whole grades only."""
+    """Minimum judgement, label or score of a positive; 0 or less marks a hard negative. Absent = 1, and only
+    whole grades are accepted."""
     question: str | None = None
     """Column of the question, in a table or JSON lines; a.b is key b of column a."""
     positive: str | None = None
@@ -52,8 +52,8 @@ class PairFileSettings(Settings):
     pairs: Any = None
     """Kinds of pairs to cut from a corpus: mixed, or as in datasets.<name>.pairs."""
     rounds: int = setting(0, unit="pairs", least=0)
-    """Training pairs of each passage, in train.jsonl, except for a tenth of the documents; up to 500
-    pseudo-questions are cut from these. 0 = none, since dpr train cuts its own."""
+    """Training pairs per passage in train.jsonl. A tenth of the documents is held back, for up to 500
+    pseudo-questions. 0 = none, since dpr train cuts its own pairs."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class FolderSettings(Settings):
     overlap: int = setting(30, unit="words", least=0)
     """Words that each passage repeats from the one before it."""
     types: list[str] = field(default_factory=list)
-    """Endings of the files to read, types=md,pdf; none = all that can be read."""
+    """Endings of the files to read, e.g. types=md,pdf; none = all supported ones."""
     seed: int = 0
     """Seed that determines the held-out questions."""
     questions: str | None = setting(None, path="input")
@@ -74,8 +74,8 @@ class FolderSettings(Settings):
     def check_together(self, prefix: str) -> None:
         if self.overlap >= self.words:
             raise ConfigError(
-                f"{prefix}words={self.words} {prefix}overlap={self.overlap}: a passage repeats fewer words"
-                " than it has"
+                f"{prefix}overlap={self.overlap} is not below {prefix}words={self.words}: a passage cannot"
+                " repeat this many words"
             )
 
 
@@ -110,10 +110,10 @@ class DownloadConfig(Settings):
     """Downloads published data."""
 
     resource: Any = setting(None, operand="[KEY ...]")
-    """Keys of ``resources``; the start of a key stands for all keys below it. Absent: list the keys."""
+    """Keys of ``resources``; the beginning of a key selects all keys below it; absent = list the keys."""
     output_dir: str = setting("downloads", also=("out",), path="folder")
-    """Folder to write; the parts of a key are folders in it, where the settings of data sets look for
-    them."""
+    """Folder to write. The parts of a key become folders in it, where the settings of data sets look for the
+    files."""
     resources: dict[str, Any] = field(default_factory=dict)
     """The catalogue: key -> url, parts, suffix, sha256, also, about."""
 
@@ -131,17 +131,15 @@ _OF_FILES = ("format", "to", "on_bad_row", "max_bad_rows", "suspects")
 
 @dataclass
 class PrepareSettings(PairFileSettings, FolderSettings, ReadSettings, BadRowSettings):
-    """Makes training data from one or more files (or folders) of another format, which is recognised by the
-    content.
+    """Converts training data from another format, which is recognised by the content of the files.
 
     From a folder of documents (Markdown, text, reStructuredText and CSV, with the extra
-    documents also HTML, PDF, Word, PowerPoint, Excel and EPUB) it makes passages cut at headings and
-    paragraphs, and questions of FAQs, headings and first sentences (docs/own_folder.md).
+    documents also HTML, PDF, Word, PowerPoint, Excel and EPUB) it makes passages, cut at headings and
+    paragraphs, and questions from FAQs, headings and first sentences (docs/own_folder.md).
 
-    With pairs=, it cuts pseudo-questions from the passages of a corpus, and writes the corpus without them, to
-    compare settings where there are no questions; with rounds=N training pairs too, for dpr mine and dpr
-    score. Scores on pseudo-questions are optimistic, and say nothing of the quality of a model
-    (docs/without_labels.md).
+    With pairs=, it cuts pseudo-questions from the passages of a corpus, for comparing settings without real
+    questions. With rounds=N, it also writes training pairs for dpr mine and dpr score. Scores on
+    pseudo-questions are optimistic and do not measure the quality of a model (docs/without_labels.md).
     """
 
     EXAMPLES: ClassVar[str] = """\
@@ -156,7 +154,7 @@ dpr prepare corpus.jsonl pairs=mixed out=data/pseudo
 dpr prepare corpus.jsonl pairs=[crops,title] rounds=4 out=data/pseudo
 
 Formats (those marked to= can be written too)
-dpr            DPR's JSON or JSON lines: what training reads and what is written by default [to=dpr]
+dpr            DPR's JSON or JSON lines: the format of dpr train, and the default [to=dpr]
                {"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}], "hard_negative_ctxs": [...]}
 beir           folder with corpus.jsonl, queries.jsonl, qrels/<split>.tsv (or a file of judgements, queries= and corpus=) [to=beir]
                qrels: query-id <TAB> corpus-id <TAB> score
@@ -168,7 +166,7 @@ squad          SQuAD's JSON: paragraphs are passages, articles give the titles
                {"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}
 triples        MS MARCO's triples, tab-separated: texts, or ids with queries= and corpus=
                question <TAB> positive passage <TAB> negative passage
-pairs          tab-separated question and passage (or ids with queries= and corpus=), with a label or score or without
+pairs          tab-separated question and passage (or ids with queries= and corpus=), with or without a label or score
                question <TAB> passage <TAB> 1
 columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: columns query, positive, negative, label (question=COLUMN ...)
                {"query": "...", "positive": "...", "negative_1": "...", "negative_2": "..."}
@@ -177,14 +175,14 @@ columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: col
     """Files, folders or patterns; one folder of documents; or with pairs one corpus, in any format that dpr
     embed reads."""
     out: str | None = setting(None, path="output")
-    """File to write; a folder for to=beir, for a folder of documents, and with pairs. A name in .gz is
-    compressed."""
+    """File to write; a folder for to=beir, for a folder of documents, and with pairs. Compressed if the name
+    ends in .gz."""
     format: str = ""
     """Format of the source, if its content does not show it."""
     to: str = "dpr"
     """Format to write."""
     suspects: str | None = setting(None, path="input")
-    """List of labels that look wrong, by dpr check-data suspects=; these are dropped."""
+    """List of doubtful labels, from dpr check-data suspects=; these labels are dropped."""
     overwrite: bool = False
     """Replace what is at out."""
 
@@ -209,9 +207,9 @@ columns        JSON lines, TSV or CSV with header, Parquet, datasets folder: col
 @dataclass
 class CheckDataSettings(ReadSettings, ForwardSettings):
     """Reports counts, lengths, repeats, contradictions and overlap of training data, and five records as the
-    model will see them; with suspects= also the labels that look wrong.
+    model will see them. With suspects=, it also lists labels that look wrong.
 
-    Ends with 0, or with 3 if strict=true and there is a problem. Reads any format that dpr prepare knows.
+    Reads any format that dpr prepare reads. The exit code is 0, or 3 if strict=true and there is a problem.
     """
 
     EXAMPLES: ClassVar[str] = """\
@@ -224,17 +222,17 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
     dev: list[str] = setting(list, also=("dev_datasets",), path="input")
     """Validation data, for the overlap; repeat it for more."""
     tokenizer: str = setting("", also=("encoder.pretrained_model_cfg", "model_file", "model"), path="input")
-    """Model name, model folder, checkpoint or run folder whose tokenizer counts; empty = count words."""
+    """Model name, model folder, checkpoint or run folder whose tokenizer measures lengths; empty = lengths in
+    words."""
     sequence_length: int | None = setting(None, unit="tokens", least=1, also=("encoder.sequence_length",))
     """Maximum length of questions and passages; absent = that of the model, or 256."""
     strict: bool = False
-    """End with 3 if there is a problem."""
+    """Exit with code 3 if there is a problem."""
     suspects: str | None = setting(None, path="output")
-    """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful
-    first, at most 200. Delete the lines that are right after all; dpr prepare ... suspects=FILE drops the
-    others."""
+    """File for labels that both BM25 and the bi-encoder model_file contradict: at most 200, the most doubtful
+    first. Delete the lines whose labels are correct; dpr prepare ... suspects=FILE then drops the others."""
     overwrite: bool = False
-    """Replace that file."""
+    """Replace an existing file of suspects."""
 
     def unused(self) -> Iterator[str]:
         if self.suspects is None:
@@ -246,15 +244,15 @@ dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
             raise ConfigError("suspects needs a trained bi-encoder: model_file=runs/first")
         if self.suspects and (self.corpus or self.queries or self.min_grade is not None):
             raise ConfigError(
-                "suspects excludes corpus, queries and min_grade; make a file of these data with dpr prepare"
-                " first"
+                "suspects cannot be combined with corpus, queries or min_grade; convert the data with dpr"
+                " prepare first"
             )
 
 
 @dataclass
 class NewEncoderSettings(Settings):
-    """Learns a WordPiece vocabulary and writes it with the configuration of a BERT, or of a static encoder,
-    as a Hugging Face folder."""
+    """Learns a WordPiece vocabulary and writes an untrained encoder, BERT or static, as a Hugging Face
+    folder."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr new-encoder corpus=corpus.tsv questions=train.json out=my_encoder vocab_size=8000 layers=1 hidden=256
@@ -266,7 +264,7 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     corpus: str | None = setting(None, path="input")
     """Passages: DPR's TSV or BEIR's JSON lines."""
     questions: list[str] = setting(list, takes_words=True, path="input")
-    """More text to learn from: files of questions or training data."""
+    """More text to learn the vocabulary from: files of questions or training data."""
     out: str | None = setting(None, path="output")
     """Folder to write."""
     vocab_size: int = setting(30_000, unit="tokens", least=1)
@@ -278,7 +276,7 @@ dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
     max_positions: int = setting(512, unit="tokens", least=1)
     """Longest sequence."""
     tokenizer: str | None = setting(None, path="input")
-    """Take the tokenizer of this model, a name or a folder, and learn no vocabulary."""
+    """Model name or folder whose tokenizer is used instead of a learned vocabulary."""
     cased: bool = False
     """Keep upper case and accents."""
     overwrite: bool = False

@@ -1,4 +1,5 @@
-"""The side of a search that ranks by vectors: those of questions by a bi-encoder, and an index of the passages'."""
+"""The side of a search that ranks by vectors: a bi-encoder's question vectors, and an index of passage
+vectors."""
 
 from __future__ import annotations
 
@@ -145,8 +146,8 @@ def open_vector_index(
     """Opens the index of the vectors from ``index_path`` if it exists; else builds it and saves it there.
 
     Raises:
-        InputError: the vectors are of another model, the saved index is of other vectors, or either is of
-        other passages than ``sources``.
+        InputError: the vectors are from another model, the saved index is from other vectors, or either is
+        from other passages than ``sources``.
     """
     patterns = config.vector_patterns()
     shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
@@ -212,7 +213,7 @@ def _open_vectors(
             "a passage id occurs twice in these vectors", file=", ".join(str(file.path) for file in files[:4])
         )
     logger.warning(
-        "embedding files do not say which model made them; %d vectors are taken to be of %s",
+        "embedding files do not name their model; %d vectors are assumed to be from %s",
         len(ids),
         model_file,
     )

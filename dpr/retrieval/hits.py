@@ -26,15 +26,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that was found, rank 1 first. A passage that the corpus does not have has no texts."""
+    """A passage that was found, rank 1 first. Title and text are empty if the corpus lacks the passage."""
 
     rank: int
     score: float
-    """Dense: the inner product of the vectors, or their cosine; ``bm25``: that of BM25, unbounded. In a hybrid
-    0 to 1, relative to the passages listed for this question, so that it compares with no other question's."""
+    """``dense``: inner product or cosine of the vectors; ``bm25``: BM25's score, unbounded. In a hybrid, 0 to
+    1 relative to the passages listed for this question, so scores of different questions cannot be compared.
+    """
     passage: Passage
     sides: Mapping[str, Place | None] = field(default_factory=dict)
-    """Place of the passage on the searched sides, ``dense`` and ``bm25``; None if a side does not list it."""
+    """Rank and score of the passage on the searched sides, ``dense`` and ``bm25``; None if a side does not
+    list it."""
     file: Path | None = None
     """File of the corpus, if it is a single one."""
 
@@ -57,16 +59,16 @@ class Hit:
 
     @property
     def dense(self) -> float | None:
-        """Returns its score by vectors; None if they were not searched, or do not list it."""
+        """Returns the score by vectors; None if they were not searched, or do not list the passage."""
         return place.score if (place := self.sides.get("dense")) else None
 
     @property
     def bm25(self) -> float | None:
-        """Returns its score by words; None as for ``dense``."""
+        """Returns the score by words; None as for ``dense``."""
         return place.score if (place := self.sides.get("bm25")) else None
 
 
-NO_ANSWER = "nothing here seems to answer this; nearest passages:"
+NO_ANSWER = "no passage seems to answer this question; nearest passages:"
 LEAST_SHARE = 0.2
 """Share of the highest possible score of BM25 (``Bm25Index.share``) that the best passage nearly always
 reaches if the corpus answers the question: benchmarks/results/search_floor.md."""
@@ -75,8 +77,8 @@ reaches if the corpus answers the question: benchmarks/results/search_floor.md."
 class Hits(list[Hit]):
     """Hits of a question, best first.
 
-    ``seems_unanswered`` is True if the best passage by words has so few of the question's that probably no
-    passage answers it. It is always False if words were not searched.
+    ``seems_unanswered`` is True if even the best passage by words shares so few words with the question that
+    probably no passage answers it. It is always False if words were not searched.
     """
 
     def __init__(self, question: str, hits: Iterable[Hit] = (), *, seems_unanswered: bool = False) -> None:
@@ -88,8 +90,8 @@ class Hits(list[Hit]):
 class QuestionWords:
     """Words of a question, as BM25 counts them, and their places in a text.
 
-    A text cut into pieces is a list of strings in which every second one, from index 1 on, is a word of the
-    question.
+    A text cut into pieces is a list of strings in which every second one, starting at index 1, is a word of
+    the question.
     """
 
     def __init__(self, question: str) -> None:

@@ -58,7 +58,7 @@ class MemorySearch:
         if not made:
             raise InputError("there are no passages")
         if again := next((passage.id for passage, _ in made if passage.id in self.passages), None):
-            raise InputError(f"the id {again!r} is in the corpus already", expected="new ids")
+            raise InputError(f"the id {again!r} is already in the corpus", expected="new ids")
         if self.model is not None:
             from dpr.indexer.vectors import ArraySource
 

@@ -90,7 +90,7 @@ class PassageLookup:
             self._sources = [with_store(source, least_bytes=0) for source in self._sources]
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids, without those that are missing."""
+        """Returns the passages with these ids; missing ones are left out."""
         if self._held is None:
             return find_passages(self._sources, set(ids))
         return {passage_id: self._held[passage_id] for passage_id in ids if passage_id in self._held}
@@ -135,7 +135,7 @@ class PassageFields:
         is_chosen = np.ones(len(self._ids), dtype=bool)
         for name, given in wanted.items():
             if name not in self._kinds:
-                known = ", ".join(self._kinds) or "none; metadata=<name> names them at the start"
+                known = ", ".join(self._kinds) or "none; dpr serve metadata=<name> names fields"
                 raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
             kind = self._kinds[name]
             accepted = given if isinstance(given, list) else [given]
@@ -165,7 +165,7 @@ class PassageFields:
 def records_of(
     passages: Passages, kinds: Kinds, *, known: int = 0
 ) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
-    """Yields passages with the records that they were made of. A passage without an id gets its number,
+    """Yields passages with the records that they were made from. A passage without an id gets its number,
     counted from ``known``. ``kinds`` are those of the earlier passages' fields, as in ``given_items``.
 
     Raises:

@@ -155,8 +155,8 @@ class Retriever(metaclass=Hinting):
         return cls(search, mode=mode)
 
     def add(self, passages: Passages, **others: Any) -> None:
-        """Adds passages in the form that ``build`` takes. A folder's are stored there, and its indexes are
-        built again when they are needed.
+        """Adds passages in the form that ``build`` takes. In a folder, they are stored there, and its indexes
+        are built again when they are next needed.
 
         Raises:
             ConfigError, InputError: as ``build``; nothing was added then.
@@ -198,13 +198,13 @@ class Retriever(metaclass=Hinting):
         **others: Any,
     ) -> Hits | list[Hits]:
         """Returns the ``k`` best passages of a question; for a list of questions, a list of such results. An
-        empty question finds nothing. ``Hit.score`` says what scores mean; ``Hits.seems_unanswered``, rather
-        than a limit of the score, tells that no passage may answer the question.
+        empty question finds nothing. ``Hit.score`` explains the scores. To detect questions without an
+        answer, use ``Hits.seems_unanswered`` rather than a threshold on the score.
 
         Args:
             weight: share of the dense side in a hybrid, 0 to 1, in place of the folder's.
             where: searches only the passages whose fields have these values: ``{"language": "en", "year":
-                [2020, 2021]}``. All of these are compared, exactly, regardless of the index.
+                [2020, 2021]}``. A search with ``where`` is exact, whatever the index.
             ids: searches only the passages with these ids, as ``where`` does.
             texts: False leaves titles and texts out.
 
@@ -247,8 +247,7 @@ class Retriever(metaclass=Hinting):
         return answers[0] if isinstance(question, str) else answers
 
     def sides(self, mode: str) -> dict[str, Side]:
-        """Returns the sides that are searched by ``mode``, by their names. They are opened when they are first
-        needed."""
+        """Returns the sides that ``mode`` searches, by name. They are opened when they are first needed."""
         names = ("dense", "bm25") if self._checked_mode(mode) == "hybrid" else (mode,)
         with self._lock:
             for name in names:
@@ -257,7 +256,7 @@ class Retriever(metaclass=Hinting):
             return {name: self._sides[name] for name in names}
 
     def index(self, mode: str) -> Index:
-        """Returns the index that is searched by ``mode``; of a hybrid, that of the vectors."""
+        """Returns the index that ``mode`` searches; for a hybrid, the index of the vectors."""
         return next(iter(self.sides(mode).values())).index
 
     def _filtered(self, side: Side, ids: np.ndarray) -> Side:
@@ -266,7 +265,7 @@ class Retriever(metaclass=Hinting):
         index = self.searched.index_to_filter(side)
         if index is None:
             raise ConfigError(
-                "there is an index but not the vectors, which a filter needs; search without where and ids,"
+                "a filter needs the vectors, but only their index exists; search without where and ids,"
                 " or add vectors="
             )
         narrowed = copy.copy(side)
@@ -274,7 +273,7 @@ class Retriever(metaclass=Hinting):
         return narrowed
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids, without those that are missing."""
+        """Returns the passages with these ids; missing ones are left out."""
         return self.searched.get(checked_items(ids, (str,), "get()", "an id"))
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there

@@ -51,8 +51,8 @@ class SearchSettings:
     text: GivenTextSettings = field(default_factory=GivenTextSettings)
     """Prompts that were given for a model that states none."""
     fingerprints: list[str] = field(default_factory=list, compare=False)
-    """SHA-256 of the passages when ``search.json`` was written, in their order. Whoever knows it had the
-    file: see ``confined``."""
+    """SHA-256 of the passages when ``search.json`` was written, in their order. Only somebody who had the
+    file can state it: see ``confined``."""
 
     def write(self, folder: Path) -> None:
         """Writes ``search.json`` into the folder. Patterns that ``confined`` refuses are replaced by their matches."""
@@ -84,7 +84,7 @@ class SearchSettings:
         if not file.is_file():
             hint = (
                 f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and"
-                " --model with --vectors. An unfinished dpr quickstart goes on where its command is repeated"
+                " --model with --vectors. An unfinished dpr quickstart resumes when its command is repeated"
             )
             raise InputError(f"no {SEARCH_JSON}", file=folder, hint=hint)
         value = read_json(file)
@@ -106,9 +106,9 @@ class SearchSettings:
             raise InputError(f"not search settings: {error}", file=file, hint=hint) from None
 
     def confined(self, folder: Path) -> SearchSettings:
-        """Returns the settings in a form that is safe for a folder from anybody: nothing is written outside
-        of the folder, the only texts shown from outside are those that its writer also had, and no other
-        folders are walked.
+        """Returns the settings in a form that is safe for a folder from an untrusted source: nothing is written outside
+        the folder, texts from outside are shown only if its writer also had them, and no other folders are
+        searched.
 
         Raises:
             InputError: passages outside of the folder are missing, or differ from those when ``search.json``
@@ -129,7 +129,7 @@ class SearchSettings:
         narrow(self.pretrained_model_cfg or "")
         for source, stated in zip_longest(self.passages, self.fingerprints[: len(self.passages)]):
             if not leads_inside(folder, source.file) and content_sha256(source.file) != stated:
-                found = f"the passages {source.file} are outside of the folder, and not those that it states"
+                found = f"the passages {source.file} are outside the folder, and not those that it states"
                 hint = f"if they are what you want to search, name them: corpus={source.file} (--corpus)"
                 raise InputError(found, file=folder / SEARCH_JSON, hint=hint)
 
@@ -137,7 +137,7 @@ class SearchSettings:
             if index is None or leads_inside(folder, Path(index)) or Path(index, MANIFEST).is_file():
                 return index
             logger.warning(
-                "%s names an index outside of the folder that is not there; it is built in memory: %s",
+                "%s names an index outside the folder that does not exist; it is built in memory: %s",
                 folder / SEARCH_JSON,
                 index,
             )

@@ -36,10 +36,9 @@ class _IndexKind(Settings):
     """Index over the passages."""
 
     kind: str = "exact"
-    """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a
-    number, fast), small (4 bits a number), faiss (any index that indexer.factory names); flat, hnsw, hnsw_sq
-    (DPR's, by faiss); bm25 (words, no model); or a user-defined subclass of dpr.indexer.registry.Index,
-    module:Class."""
+    """exact (reads blocks from disk); approximate: hnsw32 (a graph, fast), ivf (8 bits per number, fast),
+    small (4 bits per number), faiss (any index that indexer.factory names); flat, hnsw, hnsw_sq (DPR's, by
+    faiss); bm25 (words, no model); or a user-defined subclass of dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
 
@@ -68,9 +67,9 @@ class QuestionSetConfig(Settings):
     question_col: int = setting(0, least=0)
     """Column of the question in a CSV, counted from 0."""
     answers_col: int = 1
-    """Column of the answers; -1 = there is none."""
+    """Column of the answers; -1 = none."""
     id_col: int = -1
-    """Column of the id; -1 = there is none, ids are then row numbers."""
+    """Column of the id; -1 = none, row numbers are the ids."""
     question_attr: str = "question"
     """Key of the question in JSON lines."""
     answers_attr: str = "answers"
@@ -80,21 +79,21 @@ class QuestionSetConfig(Settings):
     prompt: str | None = None
     """Name of the model's prompt (encoder.prompts) before these questions; absent = encoder.query_prompt."""
     special_query_token: str | None = None
-    """Token before every question, with a space between."""
+    """Token before every question, followed by a space."""
     query_prefix: str | None = None
-    """Text before every question as it is; must be as in training ("query: "). It follows
-    special_query_token, if there is one."""
+    """Text before every question, e.g. "query: "; must be the same as in training. It follows
+    special_query_token, if any."""
     query_special_suffix: str | None = None
     """Text appended to questions that do not end with it."""
     selector: int | str | None = setting(None, least=0)
-    """Place where the question vector is read: absent = first token; an integer = that position; a string =
-    first occurrence of that token."""
+    """Position at which the question vector is read: absent = first token; an integer = that position; a
+    string = first occurrence of that token."""
     data_range_start: int = -1
     """First question to take, counted from 0; negative = all."""
     data_size: int = -1
-    """Number of questions to take from data_range_start on; negative = all."""
+    """Number of questions to take, beginning at data_range_start; negative = all."""
     source: str | None = None
-    """Place where the set is published, for the message when the file is missing."""
+    """Address at which the set is published, for the error message if the file is missing."""
 
 
 @dataclass
@@ -131,12 +130,12 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     trec_run_file: str | None = setting(None, path="output")
     """TREC run file to write."""
     metrics_file: str | None = setting(None, path="output")
-    """JSON file for the metrics, those of each question, and the ranks of right passages."""
+    """JSON file for the metrics, overall and per question, and the ranks of relevant passages."""
     search_folder: str | None = setting(None, path="folder")
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))
-    """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels if given, string if
-    there are answers."""
+    """Test of relevance: string or regex (an answer in its text, by DPR's rules), qrels, or none;
+    auto = qrels if given, else string if there are answers."""
     qrels: str | None = setting(None, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     skip_same_id: bool = False
@@ -153,16 +152,16 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
     hybrid: str = setting("none", choices=("none", "linear"))
     """none, or linear: fuses the dense ranking with BM25's, by a weighted sum of normalised scores."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
-    """Share of the dense side in the hybrid, 0 to 1. Absent = 0.4, with which a poor dense side costs little
-    and a good one gains. A model better than BM25 takes 0.5 to 0.6; tune_hybrid_weight on a dev set finds its own."""
+    """Share of the dense side in the hybrid, 0 to 1. Absent = 0.4, which costs little if the model is poor.
+    For a model better than BM25, use 0.5 to 0.6, or tune_hybrid_weight on a dev set."""
     hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs if that is larger."""
     tune_hybrid_weight: bool = False
-    """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file
-    states the chosen weight."""
+    """Try the weights 0, 0.05, ... 1 on these questions and use the best; only for a dev set. The metrics
+    file states the chosen weight."""
     tune_metric: str = "mrr@10"
-    """Metric that the best weight maximises; with answers instead of qrels an accuracy, such as
-    accuracy@20."""
+    """Metric that the best weight maximises; with answers instead of qrels, an accuracy such as accuracy@20.
+    """
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
@@ -218,7 +217,7 @@ dpr retrieve indexer=bm25 qa_dataset=queries.jsonl qrels=qrels.tsv ctx_datasets=
                 f"match=none and qrels={self.qrels} are mutually exclusive; leave one of them out"
             )
         if self.tune_hybrid_weight and self.match == "none":
-            raise ConfigError("tune_hybrid_weight=true needs answers or qrels to compare by, not match=none")
+            raise ConfigError("tune_hybrid_weight=true needs answers or qrels, not match=none")
 
 
 def _names(key: str, value: Any) -> list[str]:
@@ -245,8 +244,8 @@ class SuiteSetConfig(Settings):
     columns: dict[str, str] = field(default_factory=dict)
     """Names of the file's columns by role: question, positive, negative, title, answers, label."""
     source: str | None = None
-    """Place where the set is published, and its licence. If the set is missing, it is left out with a warning
-    that states this."""
+    """Address at which the set is published, and its licence. If the set is missing, it is left out with a
+    warning that states them."""
     split: str | None = None
     """Name of qrels/<split>.tsv in the folder; absent = the setting split."""
     prompt: str | None = None
@@ -268,18 +267,18 @@ class SuiteSettings(RankingSettings, ForwardSettings, CudaSettings, VectorModelS
     """Folder of results.json, results.md and a folder for each test set. The same command keeps complete sets
     when it runs again."""
     systems: list[str] = setting(list, choices=SYSTEMS)
-    """Systems to evaluate: bm25, dense (the model), hybrid (both, by weighted scores); none = all, and
-    without a model bm25."""
+    """Systems to evaluate: bm25, dense (the model), hybrid (both, by weighted scores); none = all, or bm25 if
+    there is no model."""
     split: str = "test"
     """Name of qrels/<split>.tsv in a folder."""
     hybrid_weight: float | None = setting(None, least=0, most=1)
-    """Share of the dense side in the hybrid, 0 to 1, which was not chosen on these test sets; absent = that
-    of the run's search.json, else 0.4."""
+    """Share of the dense side in the hybrid, 0 to 1; do not choose it on these test sets. Absent = that of
+    the run's search.json, else 0.4."""
     cache_dir: str | None = setting(None, path="folder")
     """Folder for vectors and BM25 indexes, reused by every evaluation of the same model or corpus that names
     it; absent = output_dir/cache."""
     overwrite: bool = False
-    """Replace results of a test set that were made with another model, changed data or other settings."""
+    """Replace results of a test set that come from another model, changed data or other settings."""
     bm25: Bm25Settings = field(default_factory=Bm25Settings)
 
 
@@ -300,8 +299,8 @@ dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
     output_dir is set."""
     set: str | None = setting(None, also=("suite",), path="input")
     """A folder in BEIR's layout, a folder of such folders, or a YAML that lists test sets with prompts and
-    splits. Also a folder that dpr prepare made of documents, or a file in any format of training data, whose
-    passages are then the corpus. Or the name of one of suites, such as known."""
+    splits. Also a folder that dpr prepare made from documents; a file of training data in any format, whose
+    passages are then the corpus; or a name in suites, such as known."""
     data: str | None = setting(None, path="input")
     """Folder from which a suite's relative paths start; absent = that of its YAML."""
     suites: dict[str, Any] = field(default_factory=dict)
@@ -353,8 +352,8 @@ dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
         if self.run_file is not None:
             if self.run is not None:
                 raise ConfigError(
-                    "run and run_file are mutually exclusive; run is a folder that was trained, run_file a"
-                    " TREC run"
+                    "run and run_file are mutually exclusive; run is the folder of a training run,"
+                    " run_file a TREC run"
                 )
             require_set(self, {"qrels": "qrels/test.tsv"})
             return
@@ -362,7 +361,7 @@ dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
             require_set(self, {"data": "data/collections"})
         self.systems = self.chosen_systems
         if len(set(self.systems)) != len(self.systems):
-            raise ConfigError(f"systems={self.systems} names one twice")
+            raise ConfigError(f"systems={self.systems} names a system twice")
         if self.run is not None:
             self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
         require_set(self, {"output_dir": "runs/first/suite"})

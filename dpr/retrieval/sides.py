@@ -58,7 +58,7 @@ class Fusion:
 
 
 class Search(Protocol):
-    """A corpus and how it is searched, on disk or in memory: what ``dpr.Retriever`` asks."""
+    """A corpus, on disk or in memory, and the ways to search it; ``dpr.Retriever`` stands on it."""
 
     @property
     def mode(self) -> str:
@@ -67,7 +67,7 @@ class Search(Protocol):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Returns the search modes for which there are all files."""
+        """Returns the search modes for which all files exist."""
         ...
 
     @property
@@ -93,7 +93,7 @@ class Search(Protocol):
         ...
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids, without those that are missing."""
+        """Returns the passages with these ids; missing ones are left out."""
         ...
 
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
@@ -102,7 +102,7 @@ class Search(Protocol):
 
 
 def reads_texts(kind: str) -> bool:
-    """True if an index of this kind is over words. No built-in class is imported to tell."""
+    """True if an index of this kind is over words. Does not import built-in classes."""
     return kind == "bm25" if kind in KINDS else index_class(kind).reads == "texts"
 
 
@@ -143,5 +143,5 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
 
 
 def short_hash(*parts: str) -> str:
-    """Returns the identity of what an index is made of."""
+    """Returns the identity of an index's input."""
     return text_sha256("\n".join(parts))[:32]

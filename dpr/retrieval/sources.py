@@ -48,7 +48,9 @@ class QuestionSet:
         questions = read_questions(self.file, **{name: getattr(self.options, name) for name in _READ_OPTIONS})
         chosen = questions if start < 0 else questions[start : None if size < 0 else start + size]
         if not chosen and start >= 0:
-            message = f"no question from number {start} on (data_size {size}); it has {len(questions)}"
+            message = (
+                f"has {len(questions)} questions, none of them in data_range_start={start} data_size={size}"
+            )
             raise InputError(message, file=self.file, hint="set data_range_start and data_size to fit")
         return chosen
 

@@ -81,11 +81,14 @@ def search_settings(
         settings = replace(settings, hybrid_weight=weight, hybrid="linear")
     if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
         raise ConfigError(
-            f"{SEARCH_JSON} names the class {kind!r}; code is run for names that you give only, from Python:"
+            f"{SEARCH_JSON} names the class {kind!r}; code is run only for names that you give, from Python:"
             f" Retriever.open(folder, indexer={kind!r})"
         )
     if not settings.passages:
-        raise ConfigError("there is no corpus to show texts of; name it with corpus= (--corpus)")
+        raise ConfigError(
+            "no corpus is named, so there are no passages to show; name a run folder, or a corpus with corpus="
+            " (--corpus)"
+        )
     return settings
 
 
@@ -177,7 +180,7 @@ class StoredSearch:
         return self._exact
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids, without those that are missing."""
+        """Returns the passages with these ids; missing ones are left out."""
         return self.passages.get(ids)
 
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
@@ -234,7 +237,7 @@ def build_in(
         raise ConfigError(f"mode={mode!r}, expected bm25, or with a model dense or hybrid")
     if indexer not in KINDS or indexer == "bm25":
         raise ConfigError(
-            f"indexer={indexer!r} is not an index over vectors; choose of"
+            f"indexer={indexer!r} is not an index over vectors; choose one of"
             f" {', '.join(KINDS.keys() - {'bm25'})}"
         )
     if isinstance(passages, str | Path):  # a file stays where it is
@@ -316,7 +319,7 @@ def add_to(
             source = replace(old.passages[0], file=file, name=file.stem)
             _write(file, passages, known, kinds)
             if again := sorted(search.get(str(passage.id) for passage in source.read())):
-                raise InputError(f"the id {again[0]!r} is in the corpus already", expected="new ids")
+                raise InputError(f"the id {again[0]!r} is already in the corpus", expected="new ids")
             new = replace(
                 old,
                 passages=[*old.passages, source],

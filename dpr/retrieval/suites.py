@@ -114,11 +114,13 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
             raise InputError(f"sets.{name} is not a folder or a set of options", file=file)
         options = SuiteSetConfig.from_mapping(given, f"sets.{name}.")
         if options.source and not matching_paths(base / str(options.file or options.folder)):
-            logger.warning("%s is left out: not in %s; it is %s", name, base, options.source)
+            logger.warning(
+                "%s is left out, since %s does not contain it; source: %s", name, base, options.source
+            )
             continue
         test_sets.append(_test_set(name, options, file, split, base, cache))
     if not test_sets:
-        expected = "some, as in benchmarks/results/collections.md"
+        expected = "at least one of them; benchmarks/results/collections.md lists their sources"
         raise InputError(f"holds none of the sets {', '.join(entries)}", file=base, expected=expected)
     return test_sets
 
@@ -128,7 +130,7 @@ def _test_set(
 ) -> TestSet:
     if name in (CACHE, "mean"):
         raise InputError(
-            f"a test set cannot be called {name}, which stands for something else in the results", file=source
+            f"a test set cannot be called {name}, which has another meaning in the results", file=source
         )
     if options.file is not None:
         matches = matching_paths(base / options.file)
@@ -157,11 +159,11 @@ def _test_set(
 
 
 def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfig) -> TestSet:
-    """Makes a test set of a file that lists right and wrong passages for each question. Each different text
-    is one passage of the corpus; a question of several rows is asked once."""
+    """Makes a test set from a file that lists relevant and irrelevant passages for each question. Each
+    different text is one passage of the corpus; a question of several rows is asked once."""
     if not options.columns and not look_at(file)[0]:
         raise InputError(
-            "is no test set",
+            "is not a test set",
             file=file,
             expected=f"a folder with {_EXPECTED}, a .yaml, or a file of training data",
             hint="put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl"
@@ -191,7 +193,7 @@ def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfi
             write_questions(target / "queries.jsonl", questions.values())
             write_qrels(target / "qrels" / "test.tsv", qrels)
         logger.info(
-            "%s: its %d passages are the corpus; figures of a larger one are lower", file, len(passages)
+            "%s: its %d passages are the corpus; in a larger corpus, metrics are lower", file, len(passages)
         )
     qrels_file = folder / "qrels" / "test.tsv"
     return TestSet(name, folder / "corpus.jsonl", folder / "queries.jsonl", qrels_file, options)

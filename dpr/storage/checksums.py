@@ -155,7 +155,7 @@ def recalled(fact: str, about: Sequence[str]) -> str:
 
 
 def remember(fact: str, about: Sequence[str], value: str) -> None:
-    """Keeps a word in the cache that was worked out. Without a cache it has to be worked out again."""
+    """Keeps a computed value in the cache. Without a cache, it is computed again each time."""
     note, check = _note_of(fact, about)
     with suppress(OSError, InputError), durable_file(note) as out:
         out.write(f"{value} {text_sha256(check + value)}\n")
@@ -188,7 +188,7 @@ def read_note(path: Path) -> tuple[str, Any]:
     """
     note = path.with_name(path.name + CHECKSUM)
     if not note.is_file():
-        raise InputError(f"no {note.name} beside it, so nothing says what was written", file=path)
+        raise InputError(f"no {note.name} beside it, so its content cannot be verified", file=path)
     text = note.read_bytes().decode(errors="replace")
     stated = _NOTE.fullmatch(text)
     if stated is None or not text.endswith(("\n", path.name)):
@@ -199,7 +199,7 @@ def read_note(path: Path) -> tuple[str, Any]:
         value = parsed(made_of)
         if isinstance(value, dict) and value.pop("sha256", None) in (None, sealed(value)["sha256"]):
             return stated["sum"], value
-    raise InputError(f"what it was made of has changed in {note.name}", file=path)
+    raise InputError(f"its provenance has changed in {note.name}", file=path)
 
 
 def verify_file(path: Path) -> list[str]:

@@ -301,7 +301,7 @@ def _refuse_existing(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
-        raise InputError("exists already", file=target, hint="choose another name, or remove it first")
+        raise InputError("already exists", file=target, hint="choose another name, or remove it first")
 
 
 def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:

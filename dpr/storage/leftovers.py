@@ -60,7 +60,7 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
     plain file. "x" replaces an existing file.
 
     Others may have put a link to a file of yours in a place where the name of a lock, a log or a temporary
-    file can be foreseen.
+    file can be predicted.
 
     Raises:
         OutputError: a link or something else is in its place.
@@ -76,7 +76,7 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
         if error.errno != errno.ELOOP:
             raise
         found = "it is a symbolic link, or not a plain file"
-        hint = "remove it; it may lead to a file that is not to be overwritten"
+        hint = "remove it; it may lead to a file that must not be overwritten"
         raise OutputError(path, found, hint=hint) from None
 
 

@@ -69,7 +69,7 @@ class RunLock:
                 raise CheckpointError(
                     f"another run is writing here: {holder}",
                     file=self._target,
-                    hint=f"wait for it or end it; if you know that it is gone, remove {self._file}",
+                    hint=f"wait for it or end it; if you know that it has ended, remove {self._file}",
                 )
             if not is_told:
                 logger.info("%s: another run is writing here: %s; waiting for it", self._target, holder)
@@ -97,7 +97,7 @@ class RunLock:
             with suppress(TypeError, ValueError):
                 seen = dict(parsed(content.decode()))
             if content.strip(b"\0") and not content.startswith(_BEGINNING):
-                raise OutputError(self._file, "it holds something else than a lock", hint="move it away")
+                raise OutputError(self._file, "it is not a lock file", hint="move it away")
             if (holder := self._holder(seen)) is not None:
                 return holder
             if seen:

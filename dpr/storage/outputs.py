@@ -70,7 +70,7 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
             raise OutputError(target, f"{existing} is not a folder")
         for parent in target.resolve().parents:
             if all((parent / name).is_file() for name in (MANIFEST, "model.safetensors")):
-                reason = f"{parent} is a checkpoint, which with other files in it cannot be opened"
+                reason = f"{parent} is a checkpoint, which cannot be opened once it holds other files"
                 raise OutputError(target, reason, hint="name another folder")
         remove_leftovers_once(existing)
         probe = temporary_beside(existing / "probe")
@@ -91,10 +91,10 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     hint = f"choose another name, or {'overwrite=true' if overwrite is False else 'remove it first'}"
     if overwrite:
         if is_folder and not (target / MANIFEST).is_file():
-            raise InputError("is a folder that this toolkit has not written", file=target, hint=hint)
+            raise InputError("is a folder that this toolkit did not write", file=target, hint=hint)
         return False
     stated: Any = None
-    found = "exists already"
+    found = "already exists"
     try:
         stated = read_manifest(target)["metadata"].get("made_of") if is_folder else read_note(target)[1]
     except InputError as error:
@@ -106,9 +106,7 @@ def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     elif problems := verify_folder(target) if is_folder else verify_file(target):
         found += f", and has changed since it was made: {problems[0]}"
     else:
-        logger.info(
-            "%s exists already, made of the same inputs with the same settings: nothing to do", target
-        )
+        logger.info("%s already exists, made from the same inputs and settings: nothing to do", target)
         return True
     raise InputError(found, file=target, hint=hint)
 
@@ -153,7 +151,7 @@ def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
         require_writable(parent, folder=True)
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        hint = "this is the cache; set DPR_CACHE to a folder that can be written"
+        hint = "this is the cache; set DPR_CACHE to a writable folder"
         raise OutputError(parent, str(error.strerror), hint=hint) from None
     lock = lock_of(folder)
     with alone_with(lock):  # without locks in the file system, processes may build it side by side

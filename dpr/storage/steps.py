@@ -1,10 +1,10 @@
 """Output folders that are written in steps, so that a killed command continues after those it has finished.
 
     unfinished.json   the claim, the first file: the provenance of the folder; work of another
-                      provenance is refused, or begun again from scratch
+                      provenance is refused, or started over
     step-00003.json   proves that a step is done, with size and SHA-256 of its files, which are flushed before;
-                      files that a killed process had written of a step are written again
-    manifest.json     is written last; then the claim and the proofs go
+                      a step that a killed process left unfinished is written again
+    manifest.json     is written last; then the claim and the proofs are removed
 
 The bytes do not depend on interruptions, on the order of the steps, or on how many processes write them.
 """
@@ -168,7 +168,9 @@ class Steps:
     def _require_same(self, stated: Any, state: str) -> None:
         if not isinstance(stated, dict):
             hint = f"remove {self.folder} and rerun the same command"
-            raise InputError(f"does not say what its {self.contents} is made of", file=self.folder, hint=hint)
+            raise InputError(
+                f"does not state the provenance of its {self.contents}", file=self.folder, hint=hint
+            )
         for key in sorted(stated.keys() | self.provenance.keys()):
             theirs = stated.get(key)
             ours = self.provenance.get(key)

@@ -1,5 +1,5 @@
 """Checks of files from others. JSON must be free of repeated keys, NaN or infinity, numbers that no float or
-memory holds, and deep nesting. Names must lead to files inside their folder, or are not followed."""
+memory holds, and deep nesting. Names that lead out of their folder are not followed."""
 
 from __future__ import annotations
 
@@ -133,13 +133,11 @@ def inside(folder: Path, name: Any, *, stated_in: str | Path) -> Path:
     if is_below(name) and leads_inside(folder, folder / name):
         return folder / name
     found = f"names {describe(name)}" + (", which is a link" if is_below(name) else "")
-    raise CheckpointError(
-        found, file=folder / stated_in, expected="a file or folder inside its own, and nothing elsewhere"
-    )
+    raise CheckpointError(found, file=folder / stated_in, expected="a file or folder inside its own folder")
 
 
 def is_below(name: Any) -> TypeGuard[str]:
-    """True for a name of something below a folder, as far as its letters tell."""
+    """True if a name, read literally, stays below its folder. Links are not followed."""
     if not isinstance(name, str) or "\\" in name or "\0" in name or len(name) > _LONGEST:
         return False
     parts = Path(name).parts

@@ -206,7 +206,7 @@ class TestMistakes:
             ("train.learning_rate=fast", "train.learning_rate=fast is not a number\n"),
             ("encoder.shared=maybe", "encoder.shared=maybe is not true or false\n"),
             ("special_token=x", "did you mean datasets (as datasets.NAME.OPTION)?"),
-            ("--multirun", "one command is one job"),
+            ("--multirun", "one command runs one job"),
             ("train.precision=fp8", "fp32, bf16, fp16"),
             ("seed=null", "seed does not accept null"),
             ("train.batch_size=1,2", "train.batch_size=1,2"),
@@ -261,7 +261,7 @@ def test_a_malformed_variable_of_the_launcher_is_one_sentence(
     assert launch("biencoder_train_cfg", TrainCommand, job, []) == 2
     message = capsys.readouterr().err
     assert (
-        f"the environment has {name}={value[:40]!r}, not a number from 0 on" in message
+        f"the environment has {name}={value[:40]!r}, not a number of at least 0" in message
         and "Traceback" not in message
     )
 

@@ -117,7 +117,7 @@ def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_p
         assert all(other["text"] != positive["text"] for other in row["hard_negative_ctxs"])
 
     assert prepare("first") == counts  # there already
-    with pytest.raises(InputError, match="exists already, made with another seed"):
+    with pytest.raises(InputError, match="already exists, made with another seed"):
         prepare("first", seed=1)
 
 

@@ -158,9 +158,9 @@ def test_a_model_stays_in_its_folder(kind: str, case: str, good: Path, tmp_path:
     found = refused(source, tmp_path, LEADS_OUT[case], loads[kind])
     expected = {
         "link": "is a link",
-        "index": "expected safetensors files beside it|nothing elsewhere|has no model.safetensors",
+        "index": "expected safetensors files beside it|inside its own folder|has no model.safetensors",
         "long": "bytes|characters",
-        "tokenizer": "no file elsewhere|nothing elsewhere",
+        "tokenizer": "no path of another file|inside its own folder",
     }
     assert any(part in found for part in expected[case.partition(":")[0]].split("|")), found
 

@@ -1,1 +1,1 @@
-"""Documents of people, of any kind of file, as headings and the text below them."""
+"""Document readers: files of many formats become headings and the text below them."""

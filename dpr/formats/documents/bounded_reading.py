@@ -24,8 +24,8 @@ from dpr.formats.document_files import read_document
 from dpr.formats.documents.document import Block, Document, Section
 
 _SECONDS = 10, 60
-"""Processor seconds for a document and for each MB. A PDF of 1 MB may have 500 pages of text, ten of which
-are read in a second."""
+"""Processor seconds for a document and for each MB. A PDF of 1 MB may have 500 pages of text, and
+ten pages take a second."""
 _MEMORY = 1024, 30
 """Memory in MB for a document and for each MB of it; the packages take 150."""
 _REASON = (

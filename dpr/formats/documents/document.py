@@ -33,7 +33,7 @@ class Section:
     line: int = 0
     """Line at which it begins, counted from 1 (a page of a PDF, a row of a table); 0 = unknown."""
     is_question: bool = False
-    """True if the last heading is a question that somebody asked, and the blocks answer it."""
+    """True if the last heading is a real question, and the blocks answer it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Document:
     title: str
     sections: tuple[Section, ...]
     has_written_headings: bool = True
-    """False if headings are names, such as those of functions or pages, that nobody would ask for."""
+    """False if headings are names, such as those of functions or pages, that no user asks for."""
 
 
 class DocumentBuilder:

@@ -69,7 +69,7 @@ def decoded(data: bytes, charset: str = "") -> str:
     except UnicodeDecodeError as error:
         if encoding != "utf-8" or charset:
             byte = f"byte {error.start + 1} (0x{data[error.start]:02x})"
-            raise InputError(f"{byte} is not {encoding}, which the file says it is in") from None
+            raise InputError(f"{byte} is not valid {encoding}, the encoding that the file declares") from None
         text = data.decode("cp1252", errors="replace")
         letters = [sign for sign in text if sign.isalpha() or sign == "\ufffd"]
         accents = sum(not sign.isascii() for sign in letters)

@@ -116,7 +116,7 @@ def read_in_order(path: Path, options: ReadOptions, roles: tuple[str, ...]) -> I
     Rows of question and passage may have a label or score as third column (``ReadOptions.min_grade``)."""
     if (options.queries is None) != (options.corpus is None):
         raise ConfigError(
-            "rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv"
+            "rows of ids need both questions and passages: queries=queries.tsv corpus=collection.tsv"
         )
     first = table_form(path).first
     needed = {role: _ROLES_OF_TABLES[role] for role in roles}
@@ -172,7 +172,7 @@ def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) 
         try:
             return require_name(record, known, role)
         except ValueError as error:
-            raise ValueError(f"{error}; {preparing(f'{role}=COLUMN')} reads others") from None
+            raise ValueError(f"{error}; {preparing(f'{role}=COLUMN')} names another column") from None
 
     def passages_in(record: dict[str, Any], name: str, title: str = "") -> tuple[Passage, ...]:
         value = _at(record, name)
@@ -229,7 +229,7 @@ def _parser(path: Path, options: ReadOptions, labels: tuple[str, ...] = LABELS) 
             passages = with_scores(passages, value, label)
             positives, negatives = passages[: len(positives)], passages[len(positives) :]
         else:  # a margin, perhaps, which tells nothing of one passage
-            why = "a teacher's scores are a list, one for each passage, the positive's first"
+            why = "a teacher's scores are a list: one for each passage, the positive first"
             options.unread.warn(label, why, path)
         return TrainingSample(question, positives, negatives, answers=answers)
 

@@ -128,7 +128,7 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
         hint = f"say which, e.g. {preparing(f'format={fit[0]}')}"
         raise InputError(f"fits the formats {' and '.join(fit)} ({found})", file=path, hint=hint)
     hint = (
-        "of a table, separate columns by tabs, or by commas under a header such as question,passage; else"
+        "for a table, separate columns by tabs, or by commas under a header such as question,passage; else"
         f" name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')}"
     )
     expected = f"one of the formats {', '.join(READERS)} (dpr prepare --help shows them)"

@@ -32,7 +32,7 @@ def unnumbered(key: str) -> str:
 
 
 class UnreadKeys:
-    """Collects warnings about keys that a reader does not know, each key once."""
+    """Collects warnings about keys that a reader does not read, each key once."""
 
     def __init__(self) -> None:
         self.warnings: dict[str, str] = {}

@@ -101,5 +101,5 @@ def test_the_gpu_of_a_rank_becomes_the_current_one(monkeypatch: pytest.MonkeyPat
     assert [resolve_device(name, local_rank=rank).index for name, rank in names] == list(names.values())
     assert [device.index for device in current] == list(names.values())
     for name, rank in ((None, 2), ("cuda:2", 0)):
-        with pytest.raises(ConfigError, match="GPU 2 is asked for, but there are 2"):
+        with pytest.raises(ConfigError, match="GPU 2 was requested, but this machine has 2"):
             resolve_device(name, local_rank=rank)

@@ -241,7 +241,7 @@ def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
     [
         ({"rates": [1.0]}, (8, 8), "train_sampling_rates has 1 values for 2 train_datasets"),
         ({"rates": [1, -1]}, (8, 8), "train_sampling_rates=.*at least 0"),
-        ({"rates": [0, 0]}, (8, 8), "one of them above"),
+        ({"rates": [0, 0]}, (8, 8), "at least one of them above 0"),
         ({"temperature": 0.0}, (8, 8), "must be above 0"),
         ({}, (3, 8), "3 rows do not fill a single global batch.*mixed=true"),
         ({"rates": [0, 0.1]}, (8, 8), "no data set"),

@@ -294,7 +294,7 @@ def test_kinds_are_chosen_by_weight_among_those_that_are_possible() -> None:
     ("given", "message"),
     [
         ("crop", "datasets.x.pairs=crop is not a kind of pairs; did you mean crops"),
-        (["crops", "nonsense"], "choose of mixed, crops, sentence"),
+        (["crops", "nonsense"], "choose one of mixed, crops, sentence"),
         ({"crops": 0}, "datasets.x.pairs.crops=0 is out of range; it must be above 0"),
         ({"crops": True}, "datasets.x.pairs.crops=True is not a number"),
         ([], "names no kind"),
@@ -311,7 +311,9 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
         PseudoPairs(write_corpus(tmp_path / "empty.jsonl", [{"text": " "}]))
     one = write_corpus(tmp_path / "one.jsonl", [{"text": "ba"}])
     assert PseudoPairs(one)[0].question == "ba"
-    with pytest.raises(InputError, match=r"held back \(0.1 of those of 1 passages\); it takes some dozen"):
+    with pytest.raises(
+        InputError, match=r"held back \(0.1 of the documents of 1 passages\); the corpus needs some dozen"
+    ):
         PseudoPairs(one, held_back=0.1, held_only=True)
 
 

@@ -86,7 +86,7 @@ def test_a_run_and_its_retrieval_are_on_one_page(tmp_path: Path, capsys: pytest.
     assert main([str(folder), *(f"{label}={file}" for label, file in files.items())]) == 0
     page = (folder / "report.html").read_text(encoding="utf-8")
     shown = texts(page)
-    for words in ("Loss", "Learning rate", "Padding share", "Accuracy@k", "top-1", "BM25"):
+    for words in ("Training loss", "Learning rate", "Padding share", "Accuracy@k", "top-1", "BM25"):
         assert words in shown
     assert "batch_size" in shown and "16" in shown and "9.9" in shown
     assert "secret_set" not in shown, "catalogues of data sets are not settings of the run"
@@ -232,7 +232,7 @@ def test_a_picture_shows_like_with_like_and_none_shows_nothing(tmp_path: Path) -
         )
     page = write_report(tmp_path, notes=["made from the texts"]).read_text()
     shown = texts(page)
-    assert "Loss of training" in shown and "Loss on dev sets" in shown, "they have other candidates"
+    assert "Training loss" in shown and "Loss on dev sets" in shown, "they have other candidates"
     assert "Padding share" not in shown, "a line on the edge"
     assert "dev/nll_loss" not in shown, "of one set, as nll_loss"
     assert "made from the texts" in shown

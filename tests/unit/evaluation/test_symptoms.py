@@ -102,7 +102,7 @@ def test_a_loss_at_chance_is_named_however_it_came_there(
             {"pool/effective_rank": [9, 5, 2, 1.5]},
             [2.0],
             "The vectors collapse",
-            "9.0 and is 1.5",
+            "9.0 to 1.5",
         ),
         (
             [3, 2, 1, 0.5],

@@ -98,7 +98,7 @@ def test_other_vectors_can_be_allowed_and_files_are_not_overwritten(tmp_path: Pa
     export_dpr_file(model, tmp_path / "y.cp", source="runs/first", allow_other_vectors=True)
     assert (tmp_path / "y.cp").stat().st_mtime_ns == written.st_mtime_ns  # the same again: nothing is done
     other = tiny_model(tmp_path / "bert", seed=1, dtype=torch.float32)
-    with pytest.raises(InputError, match="exists already, made with another model"):
+    with pytest.raises(InputError, match="already exists, made with another model"):
         export_dpr_file(other, tmp_path / "y.cp", source="runs/second", allow_other_vectors=True)
     assert BiEncoder.load(tmp_path / "y.cp").settings.dpr_trailing_sep
 

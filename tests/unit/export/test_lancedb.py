@@ -96,11 +96,11 @@ def test_a_table_of_something_else_is_left_alone(inputs: Path, tmp_path: Path) -
     database = connect(str(tmp_path))
     database.create_table("others", [{"id": "a"}])
     with pytest.raises(
-        InputError, match="others: exists already, made of something else; choose another table="
+        InputError, match="others: already exists, made of something else; choose another table="
     ):
         load_lance(open_rows(inputs), str(tmp_path), "others")
     load_lance(open_rows(inputs), str(tmp_path), "mine")
-    with pytest.raises(InputError, match="exists already, made of something else"):
+    with pytest.raises(InputError, match="already exists, made of something else"):
         load_lance(open_rows(inputs, metadata={}), str(tmp_path), "mine")
     database.open_table("mine").delete("year = 1900")
     with pytest.raises(

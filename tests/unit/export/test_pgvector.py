@@ -120,7 +120,7 @@ def test_half_precision_takes_half_the_space(address: str, tmp_path: Path) -> No
 def test_a_table_of_something_else_is_left_alone(address: str, inputs: Path) -> None:
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("CREATE TABLE others (id int)")
-        with pytest.raises(InputError, match=r"table others of .*: exists already; choose another table="):
+        with pytest.raises(InputError, match=r"table others of .*: already exists; choose another table="):
             load_postgres(open_rows(inputs), address, "others")
         load_postgres(open_rows(inputs), address, "mine")
         with pytest.raises(InputError, match="made of other vectors, texts or metadata"):

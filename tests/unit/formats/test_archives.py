@@ -78,5 +78,5 @@ def test_a_good_archive_is_unpacked(tmp_path: Path) -> None:
     assert unpack(tmp_path / "x.zip", tmp_path / "out") == 2
     assert (tmp_path / "out" / "a.txt").read_text() == "a"
     assert (tmp_path / "out" / "sub" / "b.txt").read_text() == "b" * 100_000
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         unpack(tmp_path / "x.zip", tmp_path / "out")

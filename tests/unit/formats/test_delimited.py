@@ -89,7 +89,7 @@ def test_an_open_quote_swallows_no_passage(tmp_path: Path, text: str, ids: str) 
 def test_a_csv_file_with_wrong_quotes_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "c.tsv"
     path.write_text('id\ttext\ttitle\n1\t"opens\tT\n2\t"a ""b"" c"\tT\n3\tc\tT\n4\t"d ""e"""\tT\n')
-    with pytest.raises(InputError, match=r"c\.tsv:2: the quotes of this row are not those of a csv file"):
+    with pytest.raises(InputError, match=r"c\.tsv:2: the quoting of this row is not valid CSV"):
         list(read_passages(path))
 
 

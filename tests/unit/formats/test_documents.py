@@ -170,7 +170,7 @@ def test_tables_have_questions_or_texts_or_named_cells() -> None:
         ((), ["city: Rome. size: 3"]),
         ((), ["city: Bonn"]),
     ]
-    with pytest.raises(InputError, match="the quotes of this row"):
+    with pytest.raises(InputError, match="the quoting of this row"):
         read_table('a,b\n"open,1\n', PurePosixPath("a.csv"))
 
 
@@ -207,7 +207,11 @@ def test_a_page_is_read_in_the_charset_that_it_declares(tmp_path: Path, charset:
     ("name", "content", "message"),
     [
         ("a.html", b"<meta charset=klingon><p>x</p>", "declares the charset 'klingon', which is not known"),
-        ("a.html", b"<meta charset=utf-8><p>caf\xe9</p>", "is not utf-8, which the file says it is in"),
+        (
+            "a.html",
+            b"<meta charset=utf-8><p>caf\xe9</p>",
+            "is not valid utf-8, the encoding that the file declares",
+        ),
         ("a.html", "<p>\u0420\u0435\u043a\u0430</p>".encode("cp1251"), "neither UTF-8 nor Western European"),
         (
             "a.txt",

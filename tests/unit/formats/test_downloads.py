@@ -134,8 +134,8 @@ def test_a_page_in_place_of_the_file_is_refused(server: Server, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("file:///etc/passwd", "sends us on to|is not allowed"),
-        ("ftp://127.0.0.1/x", "sends us on to|is not allowed"),
+        ("file:///etc/passwd", "redirects to|is not allowed"),
+        ("ftp://127.0.0.1/x", "redirects to|is not allowed"),
         ("http://[::1/x", "cannot be read"),
     ],
 )

@@ -125,10 +125,12 @@ def test_a_name_of_the_hub_is_fetched_by_datasets_and_offline_gives_one_sentence
     assert opened("hf://user/data/pair", tmp_path, split="train")[0].question == "pair"
     with pytest.raises(
         InputError,
-        match=r"^hf://user/absent: could not be fetched \(Couldn't reach the Hub\); is there [^\n]*$",
+        match=r"^hf://user/absent: could not be downloaded \(Couldn't reach the Hub\); check the network[^\n]*$",
     ):
         opened("hf://user/absent", tmp_path)
-    with pytest.raises(ConfigError, match="is no name of the hub; expected hf://user/name"):
+    with pytest.raises(
+        ConfigError, match="is not the name of a data set on the hub; expected hf://user/name"
+    ):
         opened("hf://user", tmp_path)
 
 

@@ -212,7 +212,8 @@ def test_a_test_set_alone_is_never_trained_on_unasked(tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": ["one"], "positive": ["p"]}), parquet)
     for path, file in ((folder, folder / "qrels" / "test.tsv"), (parquet.parent, parquet)):
         with pytest.raises(
-            ConfigError, match="has only the split test, which is kept to measure by; choose with split=NAME"
+            ConfigError,
+            match="has only the split test, which is reserved for evaluation; choose with split=NAME",
         ):
             open_training_set(path, name="t", cache_dir=tmp_path / "cache")
         assert [sample.question for sample in samples_of(path, split="test")] == ["one"]
@@ -422,7 +423,7 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
     assert "1 columns, expected 2, as in the first row" in str(bad.error)
     with pytest.raises(InputError, match="by commas under a header such as question,passage"):
         format_of(lines(tmp_path / "headless.csv", "who?,he"), ReadOptions(open_store))
-    with pytest.raises(InputError, match=r"open\.csv:2: the quotes of this row"):
+    with pytest.raises(InputError, match=r"open\.csv:2: the quoting of this row"):
         samples_of(lines(tmp_path / "open.csv", "question,passage", 'who?,"he'))
 
 

@@ -99,7 +99,7 @@ def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
     shard(tmp_path / "X_0")
     manifest = read_manifest(tmp_path / "X_0")
     write_manifest(tmp_path / "X_0", manifest["metadata"] | {name: value}, files=manifest["files"])
-    with pytest.raises(InputError, match=r"manifest.json: the manifest is not one of a vector shard"):
+    with pytest.raises(InputError, match=r"manifest.json: the manifest is not that of a vector shard"):
         open_shards([tmp_path / "X_*"])
 
 

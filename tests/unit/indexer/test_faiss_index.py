@@ -134,9 +134,9 @@ def test_the_build_chooses_how_many_lists_reach_the_target(
         return int(index("ivf", with_questions=True, probes=0, **values).breadth["probes"])
 
     assert probes(0.3) < probes(0.95) <= 16
-    assert "no indexer.probes reaches" not in caplog.text
+    assert "no value of indexer.probes reaches" not in caplog.text
     assert probes(1.0) <= 16
-    assert "no indexer.probes reaches recall@100 1 in this index" in caplog.text
+    assert "no value of indexer.probes reaches recall@100 1 with this index" in caplog.text
     without = index("ivf", probes=0)
     assert without.breadth == {"probes": 8} and without.recall is None
 

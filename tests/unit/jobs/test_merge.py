@@ -126,9 +126,9 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path,
     before = {file: file.stat().st_mtime_ns for file in chosen.rglob("*")}
     assert run(with_dev(place, chosen)) == 0
     assert {file: file.stat().st_mtime_ns for file in chosen.rglob("*")} == before
-    with pytest.raises(InputError, match="exists already, made with another metric"):
+    with pytest.raises(InputError, match="already exists, made with another metric"):
         run(with_dev(place, chosen, "metric=mrr@10"))
-    with pytest.raises(InputError, match="exists already, made with another models"):
+    with pytest.raises(InputError, match="already exists, made with another models"):
         run([*with_dev(place, chosen)[:1], f"tuned={place / 'bad'}", *with_dev(place, chosen)[2:]])
 
 

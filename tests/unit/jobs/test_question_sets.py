@@ -40,7 +40,7 @@ def test_a_range_of_questions_keeps_their_ids(tmp_path: Path) -> None:
         ("1", "what", ("b", "c"))
     ]
     assert questions("mine", {"mine": entry | {"data_size": -1}}) == ["what", "where"]
-    with pytest.raises(InputError, match="it has 3"):
+    with pytest.raises(InputError, match="has 3 questions"):
         questions("mine", {"mine": entry | {"data_range_start": 3}})
 
 

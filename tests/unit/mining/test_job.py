@@ -123,13 +123,13 @@ def test_a_corpus_without_the_positives_is_refused_and_missing_ones_are_counted(
     arguments = ["mine", str(tmp_path / "train.jsonl"), *names]
     train_set(tmp_path, rows)
     assert main(arguments) == (3 if held == 0 else 0)
-    assert f"holds {held} of the 30 positives" in capsys.readouterr().err
+    assert f"contains {held} of the 30 positives" in capsys.readouterr().err
     if not held:
         assert main([*arguments, "allow_missing=true"]) == 0
         cleaned = [replace(sample.positives[0], text=f"(right) {n}.") for n, sample in enumerate(rows)]
         write_passages(tmp_path / "corpus.tsv", cleaned)
         assert main([*arguments, "overwrite=true"]) == 0
-        assert "holds 30 of the 30 positives" in capsys.readouterr().err, (
+        assert "contains 30 of the 30 positives" in capsys.readouterr().err, (
             "the same ids and nearly the same texts"
         )
 
@@ -157,12 +157,12 @@ def test_a_finished_output_is_left_alone_by_the_same_command_and_refused_to_anot
     (tmp_path / "corpus.tsv").touch()  # the same content counts, not its time
     assert mine(data, out, MiningSettings(per_question=2), corpus=tmp_path / "corpus.tsv") == first
     assert (out.stat().st_mtime_ns, out.with_name("out.jsonl.audit.json").stat().st_mtime_ns) == before
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         mine(data, out, MiningSettings(per_question=3), corpus=tmp_path / "corpus.tsv")
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         mine(data, out, MiningSettings(per_question=2))
     out.write_text(out.read_text().replace("ba", "be"))  # edited since
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         mine(data, out, MiningSettings(per_question=2), corpus=tmp_path / "corpus.tsv")
 
 

@@ -118,7 +118,7 @@ def test_another_teacher_starts_over_and_does_not_replace(
 ) -> None:
     first = scores_of(scored(data))
     assert main(["score", str(data), f"out={tmp_path}/scored.jsonl", f"corpus={corpus_file}"]) == 3
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert [score for *_, score in scored(data, f"corpus={corpus_file}", "overwrite=true")] != first
 
 

@@ -125,7 +125,7 @@ def test_suspects_are_dropped(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
     capsys.readouterr()
     assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) == 0
-    assert "there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     Path("checked.jsonl").write_text(json.dumps(chosen[0]) + "\n")
     assert main(["prepare", "train.jsonl", "out=dropped.jsonl", "suspects=checked.jsonl"]) != 0, (
         "of another list"
@@ -143,7 +143,7 @@ def test_suspects_are_dropped(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ('{"label": "positive", "question": 3, "passage": {"text": "a"}}\n', "not a suspect"),
         (
             '{"label": "positive", "question": "?", "passage": {"text": "a"}}\n',
-            "no suspect is a label of these data",
+            "none of these labels occurs in the training data",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_save_writes_a_folder_that_load_reads_and_overwrites_if_asked(folder: Pa
     model = tiny_model(folder, dtype=torch.float32)
     model.save(str(tmp_path / "model"))
     assert BiEncoder.load(tmp_path / "model").fingerprint == model.fingerprint
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         tiny_model(folder, seed=1, dtype=torch.float32).save(tmp_path / "model")
     tiny_model(folder, seed=1, dtype=torch.float32).save(tmp_path / "model", overwrite=True)
     assert BiEncoder.load(tmp_path / "model").fingerprint != model.fingerprint

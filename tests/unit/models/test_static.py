@@ -120,7 +120,7 @@ def test_without_frequencies_all_tokens_begin_alike(tmp_path: Path, caplog: pyte
 def test_damaged_frequencies_are_refused(tmp_path: Path, stored: object) -> None:
     static_folder(tmp_path)
     (tmp_path / TOKEN_FREQUENCIES_FILE).write_text(json.dumps(stored))
-    with pytest.raises(InputError, match="is no count of tokens"):
+    with pytest.raises(InputError, match="is not a count of tokens"):
         TokenFrequencies.read(tmp_path, vocab_size=len(VOCABULARY))
 
 

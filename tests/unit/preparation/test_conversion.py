@@ -99,7 +99,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[..., 
     ("arguments", "code", "message"),
     [
         (["fromat=dpr"], 2, "unknown setting fromat; did you mean format"),
-        (["to=squad"], 2, "format squad is not written; choose one of dpr, beir, tevatron, flagembedding"),
+        (
+            ["to=squad"],
+            2,
+            "to=squad is not a format that can be written; choose one of dpr, beir, tevatron, flagembedding",
+        ),
         (["format=sqad"], 2, "format sqad is not known"),
         (["overwrite=perhaps"], 2, "overwrite=perhaps is not true or false"),
         (["missing.tsv"], 3, "missing.tsv: no such file"),

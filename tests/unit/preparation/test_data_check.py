@@ -95,7 +95,7 @@ def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.Capt
     path.write_text(f"{json.dumps(wrong)}\n{json.dumps(right)}\n")
     assert main(["check-data", str(path), "strict=true"]) == 3
     text = capsys.readouterr().out
-    assert "1 train: keys that are not read, or not as they stand" in " ".join(text.split())
+    assert "1 train: keys that are not read, or are read differently" in " ".join(text.split())
     assert f"{path}:1: the key 'hard_negatives_ctxs' is not read; did you mean hard_negative_ctxs?" in text
 
 
@@ -133,7 +133,7 @@ def test_strict_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "problems: none" in capsys.readouterr().out
     assert main(["check-data", str(good), f"dev={dev}"]) == 0
     assert main(["check-data", str(good), f"dev={dev}", "strict=true"]) == 3
-    assert "1  dev: questions that are in train too" in capsys.readouterr().out
+    assert "1  dev: questions that are also in train" in capsys.readouterr().out
 
 
 def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

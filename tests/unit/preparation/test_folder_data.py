@@ -197,9 +197,9 @@ def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     ):
         with pytest.raises(InputError, match=expected):
             prepare_folder(folder, tmp_path / "data", FolderSettings(types=types))
-    with pytest.raises(ConfigError, match="types=doc is not read; choose from md"):
+    with pytest.raises(ConfigError, match="types=doc is not supported; choose from md"):
         prepare_folder(docs, tmp_path / "data", FolderSettings(types=["doc"]))
-    with pytest.raises(ConfigError, match="name a folder beside it"):
+    with pytest.raises(ConfigError, match="choose a folder beside it"):
         prepare_folder(docs, docs / "data", FolderSettings())
     with pytest.raises(ConfigError, match="overlap"):
         prepare_folder(docs, tmp_path / "data", FolderSettings(words=30, overlap=30))

@@ -62,7 +62,10 @@ def test_known_collections_are_read_as_they_are_published(
     assert main(arguments(data, out)) == 0
     printed = capfd.readouterr()
     for name in ("npl", "squadshifts-wiki", "squadshifts-amazon"):
-        assert f"{name} is left out: not in {data}; it is {KNOWN['known'][name]['source']}" in printed.err
+        assert (
+            f"{name} is left out, since {data} does not contain it; source: {KNOWN['known'][name]['source']}"
+            in printed.err
+        )
     assert "'answer' is not read" not in printed.err, "columns that are named are read"
     results = json.loads((out / "results.json").read_text())
     assert (results["sets"], results["systems"]) == (["cranfield", "squad", "qed", "medquad"], ["bm25"])

@@ -251,7 +251,7 @@ def test_added_passages_are_found_and_stay(
         assert [hit.id for hit in found.search("ka", where={"colour": "black"})] == ["new"]
         by_words = [one.search(world.questions[2].text, 5, mode="bm25") for one in (found, whole)]
         assert shown(by_words[0]) == shown(by_words[1])
-        with pytest.raises(InputError, match=r"the id '\w+' is in the corpus already"):
+        with pytest.raises(InputError, match=r"the id '\w+' is already in the corpus"):
             found.add([Passage("x", "", "new")])
         assert len(found) == 61
     if folder:

@@ -87,7 +87,9 @@ def test_a_question_of_something_else_is_said_to_have_no_answer_here(
     for mode in ("bm25", "hybrid"):
         assert main([str(run_folder), foreign, "--mode", mode, "-k", "1"]) == 0
         first, second, *_ = capsys.readouterr().out.splitlines()
-        assert first == "nothing here seems to answer this; nearest passages:" and second.startswith(" 1.")
+        assert first == "no passage seems to answer this question; nearest passages:" and second.startswith(
+            " 1."
+        )
     assert main([str(run_folder), world.questions[7].text, "-k", "1"]) == 0
     assert capsys.readouterr().out.startswith(" 1.")
     retriever = Retriever.open(run_folder, device="cpu")

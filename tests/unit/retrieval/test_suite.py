@@ -96,7 +96,7 @@ def test_one_command_evaluates_a_run(
     (made,) = (tmp_path / "dev" / "cache").glob("dev-*/corpus.jsonl")
     assert len(made.read_text().splitlines()) == 24
     assert read_metrics(tmp_path / "dev" / "dev" / "bm25.json").metrics["accuracy@5"] > 0.9
-    with pytest.raises(InputError, match=r"is no test set.*queries\.csv"):
+    with pytest.raises(InputError, match=r"is not a test set.*queries\.csv"):
         read_suite(world.folder / "questions.jsonl")
 
 
@@ -357,7 +357,7 @@ def test_what_an_evaluation_writes_trec_eval_reads(evaluated: Path) -> None:
 def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_file, _ = foreign_run(tmp_path)
     (tmp_path / "others.txt").write_text("x 0 d1 1\n")
-    others = f"no question of {run_file} has judgements: a question's id is '0', a judged one's 'x'"
+    others = f"no question of {run_file} has judgements: one of its ids is '0', one of the judgements' is 'x'"
     for given, code, message in (
         ([], 2, "neither set nor run_file is set; e.g. run=runs/first set=data/scifact"),
         (["run=r"], 2, "neither set nor run_file"),

@@ -72,7 +72,7 @@ def test_nothing_is_left_of_a_folder_or_file_whose_writer_failed(tmp_path: Path)
 
 def test_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
     make_folder(tmp_path / "out", a="1")
-    with pytest.raises(InputError, match="exists already"), durable_folder(tmp_path / "out"):
+    with pytest.raises(InputError, match="already exists"), durable_folder(tmp_path / "out"):
         pytest.fail("the block must not run")
     with durable_folder(tmp_path / "out", overwrite=True) as folder:
         (folder / "b").write_text("2")
@@ -88,7 +88,7 @@ def test_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
             (tmp_path / "out").mkdir()
             (tmp_path / "out" / "a").write_text("theirs")
 
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         write_beside()
     assert (tmp_path / "out" / "a").read_text() == "theirs"
 

@@ -96,9 +96,7 @@ def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(
 def test_a_file_that_is_no_lock_is_not_taken_over_and_a_damaged_lock_is(tmp_path: Path) -> None:
     lock = lock_of(tmp_path / "out")
     lock.write_text("[packages]\n")
-    with pytest.raises(
-        OutputError, match=r"out\.lock: cannot be written \(it holds something else than a lock\)"
-    ):
+    with pytest.raises(OutputError, match=r"out\.lock: cannot be written \(it is not a lock file\)"):
         write_output(tmp_path / "out")
     assert lock.read_text() == "[packages]\n"
     for damaged in ("", "\0" * 40, '{"token": "ab', json.dumps({"token": "x", "processes": [{"host": 3}]})):

@@ -41,7 +41,7 @@ def test_the_same_is_made_once_and_something_else_is_refused(tmp_path: Path, mak
     target = tmp_path / "new" / "out"
     assert [make(target), make(target)] == [True, False]
     with (
-        pytest.raises(InputError, match="exists already, made with another corpus, seed"),
+        pytest.raises(InputError, match="already exists, made with another corpus, seed"),
         output(target, MADE_OF | {"seed": 2, "corpus": "x"}),
     ):
         pass
@@ -59,9 +59,12 @@ def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").write_text("mine")
     for name in ("file", "folder"):
-        with pytest.raises(InputError, match="exists already"), output(tmp_path / name, MADE_OF):
+        with pytest.raises(InputError, match="already exists"), output(tmp_path / name, MADE_OF):
             pass
-    with pytest.raises(InputError, match="not written"), output(tmp_path / "folder", MADE_OF, overwrite=True):
+    with (
+        pytest.raises(InputError, match="did not write"),
+        output(tmp_path / "folder", MADE_OF, overwrite=True),
+    ):
         pass
     with output(tmp_path / "file", MADE_OF, overwrite=True) as is_missing:
         assert is_missing

@@ -20,7 +20,7 @@ def test_a_claim_or_a_proof_of_another_shape_is_refused_or_no_proof(tmp_path: Pa
     for text in ("[]", "{}", json.dumps({"files": {"a-1": 1}})):
         (tmp_path / "x" / "step-00001.json").write_text(text)
         assert Parts(tmp_path / "x", MADE_OF).finished_steps() == {0}
-    for text, message in (("[]", "does not say what its output is made of"), ("x", "not JSON")):
+    for text, message in (("[]", "does not state the provenance of its output"), ("x", "not JSON")):
         (tmp_path / "x" / "unfinished.json").write_text(text)
         with pytest.raises(InputError, match=message):
             Parts(tmp_path / "x", MADE_OF)
