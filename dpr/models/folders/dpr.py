@@ -80,7 +80,7 @@ def _hf_dpr_tower(folder: ModelFolder) -> ForeignTower:
     # Use BERT's tokenizer in place of DPR's classes: some of these lower-case every text, whatever their file
     # says.
     kind = folder.settings("tokenizer_config.json").get("tokenizer_class", "DPR")
-    options = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
+    options: dict[str, Any] = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
     return ForeignTower(
         folder.path,
         config,
