@@ -56,7 +56,7 @@ test: $(DEVELOPMENT)
 
 fuzz: $(DEVELOPMENT)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/security tests/unit/formats tests/unit/data/test_joining.py \
-		tests/unit/data/test_presentation.py tests/unit/benchmarks \
+		tests/unit/benchmarks \
 		tests/unit/export/test_onnx.py $(PYTEST_ARGS)
 
 faults: $(DEVELOPMENT)

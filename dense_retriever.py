@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Searches with a set of questions and evaluates what was found (``dpr retrieve`` is the same command).
+"""Searches for a set of questions and evaluates the results (``dpr retrieve`` is the same command).
 
     python dense_retriever.py model_file=runs/first qa_dataset=questions.csv ctx_datatsets=[corpus.tsv] \
         encoded_ctx_files=[runs/first/vectors_*] out_file=runs/first/results.json

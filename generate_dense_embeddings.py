@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The original's name for ``generate_embeddings.py``."""
+"""``generate_embeddings.py`` under its name in the original DPR."""
 
 from dpr.cli.main import run
 

@@ -6,7 +6,7 @@
     torchrun --nproc-per-node=8 train_dense_encoder.py train=biencoder_nq train_datasets=[nq_train,nq_train_hn1] output_dir=runs/nq8
     python train_dense_encoder.py model_file=runs/first dev_datasets=dev.json               # evaluation only
 
-``--help`` lists every setting with its meaning. Running the same command again continues the run in ``output_dir``.
+``--help`` lists every setting with its meaning. Rerun the same command to resume the run in ``output_dir``.
 """
 
 from dpr.cli.main import run

@@ -4,7 +4,8 @@
     python -m examples.minilm models/all-MiniLM-L6-v2
     dpr evaluate model=models/all-MiniLM-L6-v2 set=scifact out=runs/minilm
 
-With access to the hub the name alone does: model=sentence-transformers/all-MiniLM-L6-v2. The weights are Apache 2.0.
+With access to the hub, its name is enough: model=sentence-transformers/all-MiniLM-L6-v2. The weights are
+Apache 2.0.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of model.safetensors, as its publisher has it."""
+"""SHA-256 of model.safetensors as published."""
 
 
 def packed_model() -> Path | None:
-    """The archive in the installed package, none of whose code is run; None where it is not installed."""
+    """Returns the archive in the installed package, without running its code; None if it is not installed."""
     package = find_spec("all_minilm_l6_v2")
     if package is None or not package.submodule_search_locations:
         return None
@@ -46,7 +47,7 @@ def unpack(folder: Path) -> None:
 
 
 def sha256(file: Path) -> str:
-    """Its hash, in hexadecimal digits."""
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

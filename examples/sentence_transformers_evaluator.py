@@ -1,9 +1,9 @@
-"""An exported model under sentence-transformers' own evaluator.
+"""Evaluates an exported model with the evaluator of sentence-transformers.
 
     python -m examples.sentence_transformers_evaluator MODEL CORPUS QUESTIONS QRELS
 
 MODEL is a folder of ``dpr export to=sentence-transformers``; the other three are files as ``dpr retrieve``
-reads them, and so are the metrics.
+reads them. The metrics are those of ``dpr retrieve``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpr import read_passages, read_qrels, read_questions
 
 
 def evaluate(model: str, corpus: str, questions: str, qrels: str) -> dict[str, float]:
-    """The evaluator's metrics by name (``dot_ndcg@10``, ...)."""
+    """Returns the evaluator's metrics by name (``dot_ndcg@10``, ...)."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 

@@ -1,4 +1,4 @@
-"""Vectors of a folder that `dpr export to=onnx` wrote, without torch: pip install onnxruntime tokenizers.
+"""Searches with a folder that `dpr export to=onnx` wrote, without torch: pip install onnxruntime tokenizers.
 
 python serve_onnx.py FOLDER "a question" passages.tsv   prints the five best of the passages (id, text,
 title).

@@ -1,4 +1,4 @@
-"""Vectors of ``dpr embed`` with their passages as JSON lines, which any vector store can be filled from.
+"""Writes vectors of ``dpr embed`` with their passages as JSON lines, for import into any vector store.
 
     python examples/vectors_to_jsonl.py "runs/first/vectors_*" corpus.jsonl out.jsonl
 
@@ -23,7 +23,7 @@ import dpr
 
 
 def vectors_of(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Id and vector of each row of a shard, in the order of the corpus (docs/file_formats.md)."""
+    """Yields id and vector of each row of a shard, in the order of the corpus (docs/file_formats.md)."""
     if not (folder / "manifest.json").is_file() or list(folder.glob("scales-*.npy")):
         raise SystemExit(f"{folder}: not a finished shard of float32 or float16")
     for file in sorted(folder.glob("vectors-*.npy")):

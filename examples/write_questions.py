@@ -1,5 +1,5 @@
-"""Questions that a sequence-to-sequence model (T5, BART; doc2query, GenQ) writes for the passages of a
-corpus, as training data.
+"""Writes training data: questions that a sequence-to-sequence model (T5, BART; doc2query, GenQ) generates for
+the passages of a corpus.
 
     python examples/write_questions.py corpus.jsonl models/doc2query-t5 written.jsonl --questions 3
     dpr mine written.jsonl out=mined.jsonl keep_within=20
@@ -24,7 +24,7 @@ import dpr
 def written(
     passages: list[dpr.Passage], model: Any, tokenizer: Any, given: argparse.Namespace
 ) -> Iterator[dpr.TrainingSample]:
-    """The questions of each passage, without empty and repeated ones."""
+    """Yields the questions of each passage, without empty and repeated ones."""
     for start in range(0, len(passages), given.batch):
         batch = passages[start : start + given.batch]
         texts = [given.prefix + f"{passage.title} {passage.text}".strip() for passage in batch]
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("corpus", help="passages, in any format that dpr embed reads")
     parser.add_argument("model", help="folder or name of the model")
     parser.add_argument("out", help="file to write, .jsonl")
-    parser.add_argument("--questions", type=int, default=3, help="of each passage")
+    parser.add_argument("--questions", type=int, default=3, help="number of questions for each passage")
     parser.add_argument("--prefix", default="", help='put before every passage, e.g. "generate question: "')
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)

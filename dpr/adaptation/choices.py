@@ -1,5 +1,5 @@
-"""Choices of ``dpr adapt`` and ``dpr quickstart`` that no user makes: what happens to a given model, the length of
-the training, the encoder's share in the hybrid."""
+"""Automatic choices of ``dpr adapt`` and ``dpr quickstart``: how a given model is adapted, the length of the
+training, the encoder's share in the hybrid."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
     content, before anything is made.
 
     Raises:
-        ConfigError: there is none, or it lies in ``out``, whose stages may be made again.
+        ConfigError: there is none, or it is inside ``out``, whose stages may be rerun.
     """
     if name is None:
         return None, None
@@ -84,9 +84,7 @@ def find_model(key: str, name: str | None, out: Path) -> tuple[str | None, str |
             f"{key}={name}: there is no such file or folder; name a folder, or a model on the hub"
         )
     if path.resolve().is_relative_to(out.resolve()):
-        raise ConfigError(
-            f"{key}={name} lies in out={out}, which this command replaces; name another folder by out="
-        )
+        raise ConfigError(f"{key}={name} is inside out={out}, which this command replaces; set another out=")
     files = files_of_model(resolve_checkpoint(path))
     content = [[name, content_sha256(file)] for name, file in files.items()]
     return str(path), json_sha256(content)
@@ -146,7 +144,7 @@ def training_settings(config: AdaptSettings, texts: AdaptTexts) -> TrainCommand:
             f"has {passages} passages, too few to train on",
             file=texts.corpus,
             expected=f"{LEAST_PASSAGES} or more",
-            hint=f"dpr search {texts.corpus} searches them by words",
+            hint=f"dpr search {texts.corpus} searches them with BM25",
         )
     batch = max(16, min(1024, 2 ** (passages.bit_length() - 2)))
     if config.model_file is None:

@@ -44,7 +44,7 @@ def fit_given_model(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     """Fits a linear layer or a static table to the corpus. Nothing is chosen by pseudo-questions."""
     out = stages.out
     fitting = replace(config, corpus=str(texts.without_questions), out=str(out))
-    what = "fitting a linear layer behind the model to the corpus"
+    what = "fitting a linear layer on top of the model to the corpus"
     if config.static is not None:
         what = f"distilling the model into a static encoder of {config.static}"
     stages.run("model", what, "adapt", fitting, [RUN_FILE], part=write_fitted)
@@ -54,11 +54,11 @@ def fit_given_model(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     write_search(out, texts.corpus, WEIGHT_OF_GIVEN)
     write_json(out / RESULT, {"hybrid_weight": WEIGHT_OF_GIVEN}, note={})
     if config.static is None:
-        print("\nA linear layer behind the model was fitted to pseudo-questions from the corpus.")
-        print("The model's own weights are unchanged. Only real questions show what the layer gains.")
+        print("\nA linear layer on top of the model was fitted to pseudo-questions from the corpus.")
+        print("The model's own weights are unchanged. Real questions are needed to measure the improvement.")
     else:
         print("\nThe model was distilled into a static encoder, on passages and pseudo-questions from them.")
-        print("Only real questions show what it loses.")
+        print("Real questions are needed to measure its quality.")
     print(f"The hybrid weights the encoder by {WEIGHT_OF_GIVEN:g} and BM25 by {1 - WEIGHT_OF_GIVEN:g}.")
     return WEIGHT_OF_GIVEN
 
@@ -117,7 +117,7 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
     write_search(out, texts.corpus, weight)
     num_cut = texts.counts().get("pseudo-questions")
     queries = f"{num_cut:,} pseudo-questions from the texts" if num_cut else "the dev questions"
-    print(f"\nnDCG@10 on {queries}, which only choose the weight and do not measure quality:")
+    print(f"\nnDCG@10 on {queries}, used to choose the weight, not to measure quality:")
     print(f"  BM25     {by_weight[0.0]:.3f}")
     print(f"  encoder  {by_weight[1.0]:.3f}")
     print(f"  hybrid   {by_weight[weight]:.3f}, with weight {weight:g} for the encoder")

@@ -1,5 +1,5 @@
-"""A linear layer behind a trained model's vectors, fitted to a corpus without labels: the method of
-``dpr adapt`` for a given model.
+"""A linear layer on top of a trained model's vectors, fitted to a corpus without labels: the method of ``dpr
+adapt`` for a given model.
 
 The backbone stays as it is, so the fit takes about a minute once some passages are encoded. Pseudo-questions
 are cut from passages. The target ranking of each is the hybrid of BM25 and the model itself, over all
@@ -41,8 +41,7 @@ _WEIGHT = 0.5
 def add_fitted_layer(
     model: BiEncoder, pairs: PseudoPairs, *, most_questions: int = MOST_QUESTIONS, seed: int = 0
 ) -> None:
-    """Puts a layer fitted to the passages of ``pairs`` behind the vectors of both towers. Large corpora are
-    sampled.
+    """Puts a layer fitted to the passages of ``pairs`` on top of both towers. Large corpora are sampled.
 
     Raises:
         ConfigError: the model's vectors go through an activation, or its questions through a static table.
@@ -50,8 +49,8 @@ def add_fitted_layer(
     """
     if model.settings.projection_activation != "none" or model.settings.static_questions:
         raise ConfigError(
-            "a linear layer cannot be added to a model whose vectors go through tanh, or whose questions go through a"
-            " table; train it on labelled questions (dpr train model=FOLDER)"
+            "a linear layer cannot be added to a model whose vectors go through tanh, or whose questions use"
+            " a static embedding table; train it on labelled questions (dpr train model=FOLDER)"
         )
     passages, questions, sources = sample_texts(pairs, most_questions=most_questions, seed=seed)
     asked = model.encode_questions(questions, convert_to_tensor=True, show_progress_bar=True)

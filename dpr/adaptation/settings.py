@@ -14,9 +14,9 @@ from dpr.preparation.settings import FolderSettings
 
 @dataclass
 class AdaptSettings(DeviceSettings):
-    """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable by it and
-    BM25 together. The hybrid's weight is chosen on pseudo-questions of documents held back from training.
-    Rerun the same command to resume, and after the corpus has changed."""
+    """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable with the
+    hybrid of encoder and BM25. The hybrid's weight is chosen on pseudo-questions of documents held back from
+    training. Rerun the same command to resume, and after the corpus has changed."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr adapt corpus.jsonl
@@ -32,13 +32,14 @@ dpr adapt corpus.jsonl model_file=models/e5-small static=questions
     """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the
     corpus; a backbone alone is trained on pairs. Absent = a static encoder, trained from scratch."""
     static: str | None = setting(None, choices=("questions", "both"))
-    """Distil model_file into a static embedding table, so that a question takes microseconds: for questions
-    beside the model's passages, or for both."""
+    """Distil model_file into a static embedding table, which encodes a question in microseconds. questions:
+    passages keep the model; both: passages use the table, too."""
     pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     max_pairs: int = setting(0, unit="pairs", least=0)
-    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072; with model_file 4 of each, from 1,024
-    to 20,000. For a linear layer or static, questions to fit it to; 0 = 3,000 or 10,000."""
+    """Number of training pairs; 0 = 16 per passage, 8,192 to 131,072 in total; with model_file, 4 per
+    passage, 1,024 to 20,000 in total. For a linear layer or a static encoder: number of pseudo-questions; 0 =
+    3,000 or 10,000."""
     seed: int = 0
     """Seed of pairs, order and initial weights."""
     processes: int = setting(1, unit="processes", least=1)
@@ -55,23 +56,23 @@ dpr adapt corpus.jsonl model_file=models/e5-small static=questions
         self.out = self.out or str(Path("runs") / corpus.name.partition(".")[0])
         if corpus.is_dir():
             raise ConfigError(
-                f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name"
-                " its corpus file"
+                f"{corpus} is a folder; for documents, use dpr quickstart {corpus}; for BEIR's layout, name its"
+                " corpus file"
             )
         if not corpus.exists():
             raise ConfigError(f"corpus={corpus} does not exist")
         if self.static is not None and self.model_file is None:
             raise ConfigError(
-                f"static={self.static} needs model_file, whose vectors are learned; without both a static encoder"
-                " learns from the corpus alone"
+                f"static={self.static} needs model_file, the model to distil; without both, a static encoder"
+                " is trained on the corpus alone"
             )
 
 
 @dataclass
 class QuickstartSettings(DeviceSettings, FolderSettings):
-    """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on
-    held-out questions, and makes the folder searchable. Rerun the same command to resume, and after the
-    documents have changed."""
+    """Reads a folder of documents, generates questions from them, trains an encoder on these, compares it
+    with BM25 on held-out questions, and makes the folder searchable. Rerun the same command to resume, and
+    after the documents have changed."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr quickstart docs
@@ -79,7 +80,7 @@ dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv
 dpr quickstart docs encoder=models/e5-small
 """
     folder: str | None = setting(None, operand="FOLDER", path="input")
-    """Folder of documents; folders in it are read too."""
+    """Folder of documents, including its subfolders."""
     out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of FOLDER>."""
     encoder: str = setting("static", path="input")
@@ -94,5 +95,5 @@ dpr quickstart docs encoder=models/e5-small
             raise ConfigError(f"questions={self.questions} does not exist")
         if Path(self.out).resolve().is_relative_to(folder.resolve()):
             raise ConfigError(
-                f"out={self.out} lies in {folder}, whose files are read; name a folder elsewhere with out="
+                f"out={self.out} is inside {folder}, whose files are read; set out= to a folder elsewhere"
             )

@@ -1,8 +1,8 @@
 """Stages of a folder: commands that run one after another, each in a folder of its own.
 
-``<stage>/stage.json`` states the settings and texts of the whole, the command line that does the same by hand,
-and, once the stage is done, its outputs. A stage that is done is skipped; one that was interrupted continues.
-If the settings or the texts have changed, all stages are made again.
+``<stage>/stage.json`` states the settings and texts of the whole, the command line that does the same by
+hand, and, once the stage is done, its outputs. A stage that is done is skipped; one that was interrupted
+continues. If the settings or the texts have changed, all stages are rerun.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def stages_in(
             )
     if inside := [parent for parent in out.resolve().parents if (parent / RECORD).is_file()]:
         raise ConfigError(
-            f"out={out} lies in {inside[0]}, a stage of {inside[0].parent} that may be made again; name another folder"
+            f"out={out} is inside {inside[0]}, a stage of {inside[0].parent} that may be rerun; name another"
+            " folder"
         )
     require_writable(out, folder=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -164,11 +165,12 @@ class Stages:
 
         Args:
             name: name of the stage and of its folder.
-            what: description of the stage, for people.
+            what: description of the stage, for messages.
             job: command that does it.
             outputs: its outputs, by name inside its folder.
             processes: number of processes that do it together, started by torchrun.
-            part: function to call in place of the command, of which the stage is only a part; in one process.
+            part: function to call instead of the command, for a stage that is only a part of it; in one
+                process.
 
         Raises:
             InputError: an output is missing at the end.
@@ -195,14 +197,14 @@ class Stages:
                     logger.debug("%s: already done", name)
                     return
             if reasons:
-                logger.warning("making %s again, and what follows: %s", name, ", ".join(reasons))
+                logger.warning("rerunning %s and all later stages: %s", name, ", ".join(reasons))
                 remove_folder(folder)
         elif others := [
             path.name for path in folder.glob("[!.]*")
         ]:  # not left by a killed run, which writes the record first
             hint = "move the folder away, or name another one by out="
             raise InputError(
-                f"holds other files ({min(others)}), and is needed for a stage", file=folder, hint=hint
+                f"holds other files ({min(others)}), but a stage needs this folder", file=folder, hint=hint
             )
         for later in list(self.out.glob(f"*/{RECORD}")):  # later stages read these outputs
             stage = later.parent

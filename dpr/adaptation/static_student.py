@@ -53,8 +53,8 @@ def learn_static(
         )
     if model.question_model is not model.ctx_model:
         raise ConfigError(
-            f"static={sides}, but the model has two towers, whose vectors one table cannot learn; train a table for its"
-            " questions by encoder.static_questions=true (docs/static_encoders.md)"
+            f"static={sides}, but the model has two towers, whose vectors one table cannot learn; train a"
+            " table for its questions with encoder.static_questions=true (docs/static_encoders.md)"
         )
     passages, questions, _ = sample_texts(pairs, most_questions=most_questions, seed=seed)
     taught = [
@@ -88,7 +88,7 @@ def learn_static(
     ]
     draws = torch.Generator().manual_seed(seed)
     batches = [batches_of(len(texts), num_steps, draws) for texts in tokens]
-    steps = counted(list(zip(*batches, strict=True)), "learning the model's vectors", unit="steps")
+    steps = counted(list(zip(*batches, strict=True)), "distilling the model's vectors", unit="steps")
     for of_passages, of_questions in steps:
         sequences = [tokens[0][row] for row in of_passages] + [tokens[1][row] for row in of_questions]
         wanted = torch.cat([taught[0][of_passages], taught[1][of_questions]])

@@ -15,13 +15,13 @@ from dpr.core.settings import Setting, sections, settings, suggestion, type_name
 
 _HELP = """
 Flags
-  --help=all            every setting; --help=SECTION, those of a section
-  -q, -v                only warnings, or more than usual, on standard error
+  --help=all            show all settings; --help=SECTION: those of one section
+  -q, -v                log only warnings, or more than usual, on standard error
 """
-_FLAGS_OF_WORDS = f"""{_HELP}  --key value           the same as key=value; of a switch, --key is key=true
+_FLAGS_OF_WORDS = f"""{_HELP}  --key value           the same as key=value; --key alone is key=true
 """
 _FLAGS_OF_FILES = f"""{_HELP}  --cfg job             print the composed configuration instead of running
-  --config-dir FOLDER   look for configuration files there as well
+  --config-dir FOLDER   also look for configuration files in FOLDER
 """
 
 
@@ -46,7 +46,7 @@ def help_text(program: str, config_class: type, folder: Path | None, part: str =
         parts.append(textwrap.fill(" ".join(text.split()), width) + "\n")
     if part == "first" and (first := getattr(config_class, "FIRST", "").split()):
         entries = [entry for entry in entries if entry.key in first]
-        parts.append("The settings that are needed first; --help=all lists the rest\n")
+        parts.append("Main settings; --help=all lists the rest\n")
     elif part not in ("first", "all"):
         entries = [entry for entry in entries if f"{entry.key}.".startswith(f"{part}.")]
         if not entries:
@@ -60,7 +60,7 @@ def help_text(program: str, config_class: type, folder: Path | None, part: str =
             groups[name] = options
     if groups:
         first = next(iter(groups))
-        parts.append(f"Groups: a file of settings chosen by name, e.g. {first}={groups[first][0]}")
+        parts.append(f"Groups: files of settings, chosen by name, e.g. {first}={groups[first][0]}")
         parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
         parts.append("")
     parts += [_row(entry.rule.operand, entry.doc, width) for entry in words] + [""] * bool(words)

@@ -24,15 +24,15 @@ _BY_REASON = {
         "train.train_rolling_loss_step"
     ),
     "it never had an effect": "multi_q_encoder",
-    "hits are compared wherever there are answers or qrels; match=none compares nothing": "validate_results",
-    "all cores look for answers": "validation_workers",
-    "datasets.NAME.selector says where a question's vector is read": "rep_token_pos",
+    "hits are matched if there are answers or qrels; match=none turns this off": "validate_results",
+    "answers are matched on all cores": "validation_workers",
+    "datasets.NAME.selector sets the position of the question vector": "rep_token_pos",
     "checkpoints are called dpr_biencoder.step<N>": "checkpoint_file_name",
     "files are memory-mapped, and all ranks shuffle all rows": "local_shards_dataloader",
-    "model_file gives a new run its weights alone; a run found in output_dir goes on as it was": (
+    "model_file gives a new run only the weights; a run found in output_dir is resumed unchanged": (
         "ignore_checkpoint_offset ignore_checkpoint_optimizer ignore_checkpoint_lr"
     ),
-    "the checkpoint brings its tokenizer": "do_lower_case special_tokens",
+    "the checkpoint contains its tokenizer": "do_lower_case special_tokens",
     "encoder.pretrained_model_cfg=<folder> names the weights": "encoder.pretrained_file",
     "tables are not read; write their text as passages, one row of a TSV file each": (
         "tables_as_passages tables_chunk_sz tables_split_type validate_as_tables"
@@ -54,10 +54,10 @@ def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None,
         if value.lower() in ("true", "1", "yes") and target:
             return f"{target}=fp16", f"fp16={value} is read as {target}=fp16"
         return None, f"fp16={value} is ignored: " + (
-            f"{target}=fp32, bf16 or fp16 decides" if target else "this job has no such choice"
+            f"{target}=fp32, bf16 or fp16 decides" if target else "this command has no such setting"
         )
     if key.split(".")[0] == "encoder" and "encoder.encoder_model_type" not in known:
-        return None, f"{key} is ignored: the checkpoint brings its encoder"
+        return None, f"{key} is ignored: the checkpoint contains its encoder"
     if key in REPLACED:
         return None, f"{key} is ignored: {REPLACED[key]}"
     return None

@@ -1,4 +1,4 @@
-"""From a command line to a job: settings, a checked dataclass object, the job, an exit code and an error
+"""Runs of a job from a command line: settings, a checked dataclass object, the job, its exit code and error
 message. Modules below this one see dataclass objects only."""
 
 from __future__ import annotations

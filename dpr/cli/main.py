@@ -35,28 +35,25 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "quickstart": Command(
-        "from a folder of documents to an evaluated retriever", "dpr.adaptation.settings:QuickstartSettings"
+        "train and evaluate a retriever for a folder of documents",
+        "dpr.adaptation.settings:QuickstartSettings",
     ),
-    "adapt": Command(
-        "from a corpus without questions to a retriever", "dpr.adaptation.settings:AdaptSettings"
-    ),
+    "adapt": Command("fit a retriever to a corpus, without labels", "dpr.adaptation.settings:AdaptSettings"),
     "download": Command(
-        "fetch DPR's published data and models by their keys",
+        "download DPR's published data and models",
         "dpr.preparation.settings:DownloadConfig",
         "download",
     ),
     "prepare": Command(
-        "make training data of other formats, of a folder of documents, or of a corpus",
+        "make training data from other formats, a folder of documents, or a corpus",
         "dpr.preparation.settings:PrepareSettings",
     ),
-    "check-data": Command(
-        "look for problems in training data before training", "dpr.preparation.settings:CheckDataSettings"
-    ),
+    "check-data": Command("check training data for problems", "dpr.preparation.settings:CheckDataSettings"),
     "mine": Command(
-        "add hard negatives to training data, by BM25 or a model", "dpr.mining.settings:MineCommand"
+        "add hard negatives from BM25 or a model to training data", "dpr.mining.settings:MineCommand"
     ),
     "score": Command(
-        "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid",
+        "add scores of a teacher (cross-encoder, model, BM25, hybrid) to training data",
         "dpr.mining.settings:ScoreCommand",
         job="dpr.jobs.mine:run_score",
     ),
@@ -66,47 +63,47 @@ COMMANDS: dict[str, Command] = {
         job="dpr.jobs.prepare:make_encoder",
     ),
     "train": Command(
-        "train a bi-encoder, or evaluate one on training-style data",
+        "train a bi-encoder, or evaluate one on dev sets",
         "dpr.training.command_settings:TrainCommand",
         "biencoder_train_cfg",
     ),
     "explain": Command(
-        "print what a step of a training run is made of",
+        "show the rows, passages and tokens of one training step",
         "dpr.training.command_settings:ExplainCommand",
         "explain",
     ),
     "embed": Command(
-        "turn a corpus into vectors, in shards", "dpr.embedding.settings:EmbedConfig", "gen_embs"
+        "encode a corpus into shards of vectors", "dpr.embedding.settings:EmbedConfig", "gen_embs"
     ),
     "retrieve": Command(
-        "search with a set of questions and evaluate the results",
+        "search for a set of questions and evaluate the results",
         "dpr.retrieval.settings:RetrievalConfig",
         "dense_retriever",
     ),
     "evaluate": Command(
-        "evaluate a model, BM25 and both on many test sets, or a TREC run",
+        "evaluate a model, BM25 and their hybrid on test sets, or a TREC run",
         "dpr.retrieval.settings:EvaluateConfig",
         "evaluate",
     ),
     "compare": Command(
-        "a table of several retrieval results, and tests of their differences",
+        "compare retrieval results in a table, with significance tests",
         "dpr.jobs.compare:CompareSettings",
     ),
     "report": Command(
-        "a page of curves and metrics of a run",
+        "write a page with the curves and metrics of a run",
         "dpr.jobs.compare:ReportSettings",
         job="dpr.jobs.compare:report",
     ),
-    "search": Command("ask one question of a finished run", "dpr.jobs.search:SearchCommand"),
+    "search": Command("search a finished run with one question", "dpr.jobs.search:SearchCommand"),
     "serve": Command(
-        "answer questions over HTTP, with a page to try a run or compare two",
+        "serve runs over HTTP, with a web page to try or compare them",
         "dpr.serving.settings:ServeSettings",
     ),
     "export": Command(
-        "write a model in another program's format", "dpr.export.settings:ExportConfig", "export"
+        "export a model or vectors for another program", "dpr.export.settings:ExportConfig", "export"
     ),
     "merge": Command(
-        "write the model between a model and what it was tuned to, or the mean of several",
+        "average a fine-tuned model with its base model, or several models",
         "dpr.export.settings:MergeConfig",
     ),
     "verify": Command(
@@ -115,7 +112,7 @@ COMMANDS: dict[str, Command] = {
         job="dpr.jobs.doctor:verify",
     ),
     "doctor": Command(
-        "print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"
+        "report on the installation, or on problems of a training run", "dpr.jobs.doctor:DoctorSettings"
     ),
 }
 
@@ -132,7 +129,8 @@ def _run_command(arguments: list[str]) -> int:
         for command, entry in COMMANDS.items():
             print(f"  {command:<14} {entry.about}")
         print(
-            "\ndpr COMMAND --help lists its first settings. Under a launcher: torchrun ... -m dpr COMMAND ..."
+            "\ndpr COMMAND --help lists its main settings. On several processes: torchrun ... -m dpr COMMAND"
+            " ..."
         )
         return 0 if arguments else 2
     if name == "--version":

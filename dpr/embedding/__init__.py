@@ -1,1 +1,1 @@
-"""Embedding of corpora: a part of a corpus becomes a vector shard, by one process or several, resumable."""
+"""Embedding of corpora: one or several processes encode a part of a corpus into a vector shard, resumably."""

@@ -121,7 +121,7 @@ def encode_within_memory(
             is_known = any(words in str(error) for words in _OUT_OF_MEMORY)
             if not is_known and not isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-        # The error, whose traceback holds tensors, is gone only here, behind the block.
+        # The error, whose traceback holds tensors, is freed only here, after the block.
         longest = int(tokens.lengths.max())
         if budget.tokens <= longest:
             raise InputError(

@@ -22,7 +22,7 @@ class PassageSourceConfig(Settings):
     text_col: int = setting(1, least=0)
     """Column of the text."""
     title_col: int = 2
-    """Column of the title; if the file does not have it, there are no titles."""
+    """Column of the title; without this column, there are no titles."""
     id_prefix: str | None = None
     """Prefix of every passage id."""
     normalize: bool = False
@@ -32,20 +32,20 @@ class PassageSourceConfig(Settings):
     (datasets.<name>.passage_prefix). A prompt stored in the model (encoder.passage_prompt) is put there in
     any case."""
     source: str | None = None
-    """Address where the collection is published, for the message when the file is missing."""
+    """Address where the collection is published; named in the error if the file is missing."""
 
 
 @dataclass
 class CheckpointEncoderConfig(GivenTextSettings):
-    """Details that a checkpoint file of the original DPR, or a folder of another tool, does not hold.
-    Checkpoints of dpr hold them."""
+    """Settings that checkpoint files of the original DPR, or folders of other libraries, do not state.
+    Checkpoints of dpr state them."""
 
     pretrained_model_cfg: str | None = setting(None, path="input")
     """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it; or the
     base model of adapters."""
     pooling: str = "cls"
     """Pooling of a folder that states none: cls, mean or last. A checkpoint with a user-defined pooling is
-    loaded only if module:Class names the same class here, since a file never decides which code runs."""
+    loaded only if module:Class names the same class here, since a file may not choose the code that runs."""
 
     sequence_length: int | None = setting(None, unit="tokens", least=3)
     """Longest sequence in tokens, special tokens included; absent = as the model states, else 256."""
@@ -65,8 +65,8 @@ class ModelSettings(Settings):
     """The model that a command opens."""
 
     model_file: str | None = setting(None, also=("model",), path="input")
-    """Checkpoint folder, run folder (its best checkpoint is taken), folder of sentence-transformers, Hugging
-    Face or peft, or a checkpoint file of the original DPR."""
+    """Model: a checkpoint folder, a run folder (its best checkpoint), a folder of sentence-transformers,
+    Hugging Face or peft, or a checkpoint file of the original DPR."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
 
@@ -89,7 +89,7 @@ class CorpusCatalogue(Settings):
 
 @dataclass
 class EmbedConfig(CorpusCatalogue, ForwardSettings, CudaSettings, VectorModelSettings):
-    """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
+    """Encodes a corpus and writes its vectors to the folder ``<out_file>_<shard_id>``."""
 
     FIRST: ClassVar[str] = """\
 model_file ctx_src out_file shard_id num_shards out_dtype precision batch_tokens device
@@ -101,22 +101,21 @@ dpr embed model_file=runs/first ctx_src=corpus.tsv out_file=runs/first/vectors
     ctx_src: str | None = setting(None, also=("corpus",), path="input")
     """A key of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = setting(None, also=("out",), path="beginning")
-    """Beginning of the output folder's name; ``_<shard_id>`` is added."""
+    """Output folder; ``_<shard_id>`` is added to its name."""
     encoder_type: str = setting("ctx", choices=("ctx", "question"))
     """Tower that embeds the passages: ctx, or question."""
     shard_id: int = setting(0, least=0)
-    """Number of the part, of ``num_shards``, that this run embeds, counted from 0."""
+    """Number of the shard that this run embeds, counted from 0."""
     num_shards: int = setting(1, unit="shards", least=1)
-    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. The ranks of one torchrun
-    share a part; the workers of a cluster embed all parts, each one at a time."""
+    """Number of shards, of ceil(N / num_shards) consecutive passages each, for independent runs. The ranks of
+    one torchrun share a shard; the workers of a cluster embed all shards, each one at a time."""
     batch_size: int = setting(0, unit="passages", least=0)
-    """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
+    """Maximum number of passages in one forward pass; 0 = as many as batch_tokens allows."""
     chunk_size: int = setting(8192, unit="passages", least=1)
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per
     rank."""
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8"))
-    """float32, or smaller: float16 (1/2) or int8 (1/4). docs/file_formats.md says how much quality each
-    loses."""
+    """float32, or smaller: float16 (1/2) or int8 (1/4). docs/file_formats.md has the loss of quality."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa
     everywhere else."""

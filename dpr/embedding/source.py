@@ -158,8 +158,8 @@ def corpora_of(stated: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def require_corpora(
     corpora: Iterable[Mapping[str, Any]], sources: Sequence[PassageSource], *, file: str | Path | None
 ) -> None:
-    """Checks that the texts to be shown or scored are those that the vectors, or an index of them, were made
-    of. Every command that uses texts beside vectors calls it.
+    """Checks that the texts to be shown or scored are those from which the vectors, or an index of them, were
+    made. Every command that uses both texts and vectors calls it.
 
     Args:
         corpora: the result of ``corpora_of``. All of them must be among ``sources``, which may hold more.

@@ -1,1 +1,1 @@
-"""A trained model in formats that other programs read."""
+"""Export of trained models to formats of other programs."""

@@ -133,7 +133,10 @@ def write_once(target: Path, made_of: dict[str, Any], model: BiEncoder, fill: Ca
             with durable_folder(target, metadata={"kind": "export", "made_of": made_of}) as folder:
                 fill(folder)
             logger.info(
-                "%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension
+                "%s written: %d weight tensors, vectors of %d dimensions",
+                target,
+                len(model.weights()),
+                model.dimension,
             )
 
 

@@ -24,7 +24,7 @@ A bi-encoder for dense retrieval: {{ towers }}. The score of a passage is the do
 | architecture | {{ architecture }} |
 | vectors | {{ dimension }} dimensions; pooling: {{ settings.pooling }}
 {%- if settings.projection_dim %}; projection to {{ settings.projection_dim }}{% endif %}
-{%- if settings.projection_activation == "tanh" %} and its hyperbolic tangent{% endif %}
+{%- if settings.projection_activation == "tanh" %} followed by tanh{% endif %}
 {%- if settings.dimensions %}; cut to the first {{ settings.dimensions }}{% endif %} |
 | longest question | {{ question_length }} tokens |
 | longest passage | {{ settings.sequence_length }} tokens, title included |
@@ -40,7 +40,7 @@ PATH is this folder, or the name of the repository.
 {{ usage }}```
 {%- if is_read_here %}
 
-With the toolkit that made it:
+With dpr, the toolkit that made it:
 
 ```python
 from dpr.core.records import Passage
@@ -54,9 +54,9 @@ scores = questions @ passages.T
 {%- endif %}
 {%- if metadata.validation %}
 
-## Measured
+## Evaluation
 
-By the validation of the training:
+Metrics of the validation in training:
 
 | metric | value |
 |---|---:|
@@ -123,7 +123,7 @@ def model_card(model: BiEncoder, metadata: CardMetadata, *, to: str, usage: str,
     config = model.ctx_model.config
     towers = "a tower for questions and one for passages"
     if settings.static_questions:
-        towers = "a table of token vectors for questions and a tower for passages"
+        towers = "a static embedding table for questions and a tower for passages"
     elif settings.shared:
         towers = "one tower for questions and passages"
     millions = sum(tensor.numel() for tensor in model.weights().values()) / 1e6

@@ -78,7 +78,7 @@ def export_dpr_file(
             f"the original would give other vectors: {' and '.join(found)}",
             file=source,
             hint="allow_other_vectors=true writes the file anyway; models trained with"
-            " encoder.dpr_trailing_sep=true are the same there",
+            " encoder.dpr_trailing_sep=true have the same vectors there",
         )
     name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
     if not name:

@@ -225,8 +225,8 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
 
 
 def _type_of(kind: str) -> str:
-    """Returns the class path that the library imports for a kind of module. All versions know it; later ones
-    know others too."""
+    """Returns the class path that the library imports for a kind of module. All versions have it; later ones
+    also have others."""
     return f"{PACKAGE}models.{kind}"
 
 

@@ -30,10 +30,10 @@ class StoreSettings(CorpusCatalogue):
 
     vectors: Any = setting(None, also=("encoded_ctx_files",), path="input")
     """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*.
-    For to=vectors: the original's embedding files; nothing checks that ``model_file`` made them."""
+    For to=vectors: the original's embedding files; it is not checked that ``model_file`` made them."""
     ctx_datasets: Any = setting(None, also=("corpus",), path="input")
     """For a vector store: the passages that were embedded, whose titles and texts are stored too: names of
-    ``ctx_sources`` or paths. Absent = ids and vectors alone."""
+    ``ctx_sources`` or paths. Absent = only ids and vectors."""
     metadata: Any = None
     """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or
     name:kind with kind text, int, float or bool, e.g. metadata=[url,year:int]. Absent = none."""
@@ -71,6 +71,11 @@ class StoreSettings(CorpusCatalogue):
 class ExportConfig(StoreSettings, VectorModelSettings):
     """Writes a model, or vectors, in another format."""
 
+    EXAMPLES: ClassVar[str] = """\
+dpr export model=runs/first to=sentence-transformers out=exported/first
+dpr export model=runs/first to=onnx out=exported/onnx
+dpr export model=runs/first to=lancedb vectors=runs/first/vectors_* corpus=corpus.tsv out=exported/store
+"""
     to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS, *STORES))
     """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters
     merged; peft: its adapters, each in a folder as peft writes it; vectors: folders of vectors from the
@@ -126,15 +131,15 @@ dpr merge base=models/base tuned=runs/first out=models/merged weights=0.5
 dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step1000 out=models/merged
 """
     base: str | None = setting(None, path="input")
-    """Base model of the tuning: a folder or file as for model_file of other commands. Absent = the mean of
-    the tuned models alone."""
+    """Base model, from which the tuned models were trained: a folder or file as for model_file of other
+    commands. Absent = the mean of the tuned models alone."""
     tuned: list[str] = setting(list, takes_words=True, path="input")
     """Tuned model, or several models to average."""
     out: str | None = setting(None, path="output")
     """Model folder to write, which every command takes as model_file. merge.json in it states its sources,
     and the metric of each candidate."""
     weights: list[float] = setting(lambda: [step / 10 for step in range(11)], least=0, most=1)
-    """Shares of the tuned model to try: 0 = the base, 1 = the tuned model."""
+    """Weights of the tuned model to try: 0 = the base model, 1 = the tuned model."""
     set: str | None = setting(None, path="input")
     """Dev data for the comparison, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML
     that lists them, or a file of training data. Several sets are averaged."""
@@ -161,6 +166,6 @@ dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step10
             raise ConfigError("weights is empty, e.g. weights=0.5")
         if self.base is not None and self.set is None and len(self.weights) > 1:
             raise ConfigError(
-                f"set is not set, so nothing chooses among {len(self.weights)} weights; e.g. set=data/dev, or"
-                " weights=0.5"
+                f"set is not set, but one of {len(self.weights)} weights has to be chosen; e.g."
+                " set=data/dev, or weights=0.5"
             )

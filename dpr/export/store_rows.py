@@ -1,8 +1,7 @@
 """Vectors joined with the passages they were made from, as a stream of batches for a vector store. Neither
-vectors nor passages are ever held whole.
+vectors nor passages are ever whole in memory.
 
-Vectors stand in their shards in the order of the corpus, so one pass over the corpus finds the passage of
-each.
+Vectors are in the order of the corpus in their shards, so one pass over the corpus finds the passage of each.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class VectorRows:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Returns the kinds of the columns beside id and vector, by name."""
+        """Returns the kinds of the columns other than id and vector, by name."""
         return {"title": "text", "text": "text", **self.metadata} if self.sources else {}
 
     def made_of(self) -> dict[str, Any]:

@@ -32,12 +32,12 @@ def refuse(
     source: str,
     *,
     expected: str | None = None,
-    hint: str = "to=onnx can say more, and to=model writes it for this toolkit",
+    hint: str = "to=onnx supports more, and to=model writes it for this toolkit",
 ) -> None:
     """Raises InputError with the reasons that apply."""
     if reasons := [reason for reason, holds in problems.items() if holds]:
         raise InputError(
-            f"cannot be said in this format: {', and '.join(reasons)}",
+            f"cannot be expressed in this format: {', and '.join(reasons)}",
             file=source,
             expected=expected,
             hint=hint,
@@ -45,7 +45,7 @@ def refuse(
 
 
 def only_here(model: BiEncoder) -> dict[str, bool]:
-    """Returns the ways to make vectors that no other library knows, and whether the model has them."""
+    """Returns properties of vectors that no other library supports, and whether the model has them."""
     settings = model.settings
     return {
         f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
@@ -88,7 +88,7 @@ def write_tower(
     model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any
 ) -> Any:
     """Writes config, weights and tokenizer of a side. Returns the backbone that was written, by default the
-    side's as transformers knows it. A pooler, which some families have and no vector needs, is written as
+    side's in the form of transformers. A pooler, which some families have and no vector needs, is written as
     zeros; without one, transformers would make a random one and warn of it."""
     from transformers import AutoModel
 
@@ -111,7 +111,7 @@ def write_tower(
 
 
 def standard_backbone(tower: Encoder, longest: int) -> Any:
-    """Returns the backbone as a family that transformers knows.
+    """Returns the backbone as a family of transformers.
 
     A static encoder becomes a GPT without layers. Its positions, ``longest`` of them, are zeros, so its
     states are the rows of its table. The weights of ``idf`` pooling become part of the rows.

@@ -1,2 +1,1 @@
-"""Bridges to libraries that call the toolkit: each module is one library, imported through
-dpr.core.machine."""
+"""Integrations with other libraries; each module has one library, imported through dpr.core.machine."""

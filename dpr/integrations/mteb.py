@@ -1,4 +1,4 @@
-"""mteb: a bi-encoder as a model of mteb."""
+"""A bi-encoder as a model of mteb."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MtebModel:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """Returns name, fingerprint and similarity, as mteb files them."""
+        """Returns name, fingerprint and similarity, as mteb's metadata."""
         meta = require("mteb.models.model_meta", extra="mteb", purpose=_PURPOSE)
         metadata = {
             "name": self.name,

@@ -40,12 +40,12 @@ def run(config: AdaptSettings) -> None:
     config.model_file, content = find_model("model_file", config.model_file, out)
     if config.static is not None and not will_fit(config):
         raise ConfigError(
-            f"static={config.static}, but model_file={config.model_file} does not say how a text becomes a"
-            " vector; take a checkpoint, or a model of sentence-transformers"
+            f"static={config.static}, but model_file={config.model_file} does not state how a text becomes a"
+            f" vector; use a checkpoint, or a model of sentence-transformers"
         )
     start = time.monotonic()
     corpus = Path(str(config.corpus))
-    # What decides the outputs: a change of any of it makes all stages again.
+    # All stages are rerun if any of these changes.
     made_of = {
         "corpus": content_sha256(corpus),
         "model_file": content,

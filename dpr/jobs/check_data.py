@@ -41,5 +41,5 @@ def run(config: CheckDataSettings) -> int:
             f" the most doubtful are in {out}"
         )
         command = shlex.join(["dpr", "prepare", *config.files, "out=FILE", f"suspects={out}"])
-        print(f"Delete the lines that are right, then {command} drops the labels of the others")
+        print(f"Delete the lines whose labels are right; {command} then drops the labels of the others")
     return 3 if config.strict and problems else 0

@@ -1,5 +1,5 @@
-"""``dpr compare``: the metrics of retrieval runs, or of whole evaluations, side by side, with significance
-tests; ``dpr report``: a run and its retrieval metrics on one page, ``report.html``."""
+"""``dpr compare``: a table of the metrics of retrieval runs or of whole evaluations, with significance tests;
+``dpr report``: a run and its retrieval metrics on one page, ``report.html``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Groups = dict[str, "dict[str, MetricsFile]"]
 class CompareSettings(Settings):
     """Prints a table from metrics files that answer the same questions, and tests each run against the first:
     a paired t test, a randomisation test (100,000 random signs) and Holm's correction over all comparisons
-    made. Decide on the metric before you look: every further one makes the correction stricter. From one
-    folder of dpr evaluate all systems are compared, from several folders one system."""
+    made. Choose the metric before you look at results: each additional metric makes the correction stricter.
+    From one folder of dpr evaluate all systems are compared, from several folders one system."""
 
     EXAMPLES: ClassVar[str] = """\
 dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
@@ -95,7 +95,7 @@ def run(config: CompareSettings) -> None:
         }
         compared = differences(values, names)
         if not compared:
-            print("\nNothing is tested: no metric is taken over two questions or more in all of these files.")
+            print("\nNothing is tested: no metric has values of two or more questions in all of these files.")
     if compared:
         heading = others[0] if len(others) == 1 else f"{len(others)} runs"
         counts = sorted({one.test.num_questions for one in compared if one.question_set in groups})
@@ -104,6 +104,10 @@ def run(config: CompareSettings) -> None:
         family = f"Holm over {sum(one.test.difference != 0 or one.test.detectable != 0 for one in compared)} comparisons"
         print(f"\n{heading} against {against}: {number} judged questions; {family}")
         print(difference_table(compared))
+        print(
+            "t test, randomisation and Holm are p-values; detectable is the smallest true difference that a test of"
+            " as many questions finds 4 times in 5."
+        )
         # The finest metric, unless one was named: other metrics change most questions by the same amount.
         finest = [name for name in ("ndcg@10", "mrr@10") if name in names and not config.metrics]
         shown = [*finest, *names][0]

@@ -22,24 +22,24 @@ CORE = (
 )
 _EXTRAS = {
     "tensorboard": ("tb", "curves in TensorBoard (tracking.tensorboard=true)"),
-    "peft": ("lora", "adapters (encoder.adapter=lora)"),
-    "onnxruntime": ("onnx", "graphs that are served without torch (dpr export to=onnx)"),
+    "peft": ("lora", "LoRA adapters (encoder.adapter=lora)"),
+    "onnxruntime": ("onnx", "serving without torch (dpr export to=onnx)"),
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
-    "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
-    "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
-    "mteb": ("mteb", "mteb's tasks (dpr.MtebModel)"),
+    "sentence-transformers": ("sentence-transformers", "checks of exported folders (dpr export)"),
+    "lancedb": ("stores", "export to a vector store (dpr export vectors=...)"),
+    "mteb": ("mteb", "evaluation on mteb's tasks (dpr.MtebModel)"),
     "pytest": ("dev", "the tests (make test)"),
-    "markitdown": ("documents", "HTML, PDF, Word and other documents of a folder (dpr quickstart FOLDER)"),
-    "ray": ("ray", "a cluster of machines (dpr embed cluster=ray)"),
-    "fastapi": ("serve", "the service and its page (dpr serve)"),
+    "markitdown": ("documents", "reading HTML, PDF, Word and others (dpr quickstart FOLDER)"),
+    "ray": ("ray", "embedding on a cluster (dpr embed cluster=ray)"),
+    "fastapi": ("serve", "the search server (dpr serve)"),
 }
 
 
 @dataclass
 class DoctorSettings(Settings):
     """Prints versions, devices, free disk space and what the optional packages would add, without loading any
-    of them. For the folder of a run, prints the usual faults that its metrics show, with the figures and what
-    to change."""
+    of them. For the folder of a run, reports common problems that its metrics show, with figures and
+    advice."""
 
     run: str | None = setting(None, operand="[RUN]", path="input")
     """Folder of a training run, finished or not."""
@@ -58,13 +58,13 @@ def run(config: DoctorSettings) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     cards = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     print(f"Machine\n  CPU: {usable_cores()} cores of {os.cpu_count()}\n  memory: {memory:.1f} GB")
-    print(f"  GPU: {cards or 'no'} NVIDIA\nDisk")
+    print(f"  NVIDIA GPUs: {cards or 'none'}\nDisk")
     places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache_root(None)}
     for name, place in places.items():
         existing = next(path for path in [place, *place.parents] if path.exists())
         note = "" if os.access(existing, os.W_OK) else ", NOT WRITABLE"
         print(f"  {name}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free{note}")
-    print("Optional")
+    print("Optional packages, and what they are for")
     for name, (extra, gives) in _EXTRAS.items():
         version = version_of(name)
         print(
@@ -100,7 +100,7 @@ def _look_at_run(folder: Path) -> int:
     for name, seen, advice in faults:
         print(f"\n{name} (docs/troubleshooting.md)\n  seen: {seen}\n  try:  {advice}")
     if not faults:
-        print("no fault that its metrics can show")
+        print("the metrics show no fault")
     return 1 if faults else 0
 
 
@@ -148,5 +148,5 @@ def verify(config: VerifySettings) -> int:
         ]
         if rest:
             more = f" and {len(rest) - _MOST_NAMED} more" if len(rest) > _MOST_NAMED else ""
-            print(f"{path}: no checksum says what these held: {', '.join(rest[:_MOST_NAMED])}{more}")
+            print(f"{path}: files without a checksum: {', '.join(rest[:_MOST_NAMED])}{more}")
     return 0 if is_whole else 3

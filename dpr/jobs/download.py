@@ -15,7 +15,7 @@ from dpr.storage.outputs import require_writable
 
 
 def run(config: DownloadConfig) -> None:
-    """Downloads the given keys, or lists all."""
+    """Downloads the files of the given keys, or lists all keys."""
     if not config.keys():
         width = max((len(key) for key in config.resources), default=0)
         for key, entry in config.resources.items():

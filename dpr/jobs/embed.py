@@ -44,7 +44,7 @@ def run(config: EmbedConfig) -> EmbedReport:
     counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded", "empty"))
     whole = EmbedReport(Path(f"{config.out_file}_*"), *counts)
     logger.info(
-        "%s: %d vectors in %d shards, %d from before",
+        "%s: %d vectors in %d shards, %d from an earlier run",
         whole.folder,
         whole.passages,
         len(reports),
@@ -66,7 +66,7 @@ def embed(config: EmbedConfig) -> EmbedReport:
         report = embed_shard(model, source, config)
         if current_ranks().is_main:
             reused = (
-                f", {report.passages - report.embedded} from before"
+                f", {report.passages - report.embedded} from an earlier run"
                 if report.passages > report.embedded
                 else ""
             )

@@ -1,5 +1,5 @@
-"""``dpr explain``: one step of a run, in words. Nothing is replayed, because rows, passages and tokens are
-functions of the settings and the number of the step."""
+"""``dpr explain``: the content of one training step. Nothing is replayed, because rows, passages and tokens
+are functions of the settings and the step number."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def explain(config: ExplainCommand) -> Iterator[str]:
         raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
     (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.batches_of(config.step - 1)
     yield (
-        f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)}"
-        " global batches"
+        f"step {config.step} of {total}: epoch {epoch} (step {in_epoch + 1} of {per_epoch}),"
+        f" {len(keys)} global batch{'es' if len(keys) > 1 else ''}"
     )
     for key in keys:
         yield from _global_batch(plan.dataset, key, tensorizer, config.candidates(), config.questions)
@@ -113,7 +113,7 @@ def _global_batch(
             yield f"              {contexts[int(batch.context_row[slot])]}"
         masked = columns[number]
         said = (
-            f"slots {_listed(masked)}, which answer it too"
+            f"slots {_listed(masked)}, which also answer it"
             if masked
             else "no other slot is known to answer it"
         )

@@ -30,8 +30,8 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def card_metadata(model_file: str, name: str) -> CardMetadata:
-    """Returns what is known of a model. Files of its checkpoint that cannot be read are ignored; absolute
-    paths and credentials are left out."""
+    """Returns the known metadata of a model. Files of its checkpoint that cannot be read are ignored;
+    absolute paths and credentials are left out."""
     checkpoint = Path(model_file)
     config: dict[str, Any] = {}
     state: dict[str, Any] = {}

@@ -43,7 +43,8 @@ def run(config: MergeConfig) -> None:
         options = each.options
         if options.skip_same_id or options.query_prefix or options.passage_prefix or each.qrels is None:
             raise ConfigError(
-                f"set: {each.name} has no judgements, or has prefixes or skip_same_id; choose by another one"
+                f"set: {each.name} has no judgements, or has prefixes or skip_same_id; choose with another"
+                " set"
             )
         settings = RetrievalValidationSettings(
             corpus=str(each.corpus),
@@ -77,16 +78,20 @@ def run(config: MergeConfig) -> None:
                 metrics = run_validations(validations, model)
                 values = [metrics[f"eval/{each.name}/{config.metric}"] for each in validations]
                 metrics[config.metric] = sum(values) / len(values)
-                print(f"{config.metric} {metrics[config.metric]:.4f} of {candidate['weights']}")
+                print(f"{_shown(candidate['weights'])}: {config.metric} {metrics[config.metric]:.4f}")
                 candidate["metrics"] = metrics
             candidates.append(candidate)
         best = max(candidates, key=lambda each: each.get("metrics", {}).get(config.metric, 0))
-        print(f"{out}: {best['weights']}")
+        print(f"{out}: {_shown(best['weights'])}")
         model.load_weights(mixed(weights, list(best["weights"].values())), source=out)
         provenance = best | {"models": fingerprints, "metric": config.metric, "candidates": candidates}
         with durable_folder(out, metadata={"kind": "model", "made_of": made_of}) as folder:
             model.write_to(folder)
             write_json_file(folder, PROVENANCE, provenance)
+
+
+def _shown(shares: dict[str, float]) -> str:
+    return " + ".join(f"{share:.3g} x {name}" for name, share in shares.items())
 
 
 def _opened(config: MergeConfig) -> dict[str, BiEncoder]:

@@ -1,4 +1,4 @@
-"""``dpr quickstart FOLDER``: a retriever from a folder of documents, evaluated beside BM25, with one command.
+"""``dpr quickstart FOLDER``: a retriever for a folder of documents, compared with BM25, with one command.
 
 It runs other commands one after another, as the stages of one folder (``dpr/adaptation/stages.py``).
 """
@@ -25,8 +25,8 @@ from dpr.storage.checksums import content_sha256
 from dpr.storage.untrusted import read_json
 
 MADE = (
-    "Training and test questions were both generated from the texts, which favours the encoder. Expect less of"
-    " it on real questions; questions=FILE measures with your own."
+    "Training and test questions were both generated from the texts, which favours the encoder. Expect lower"
+    " results on real questions; questions=FILE measures with your own."
 )
 SYSTEMS = {"bm25": "BM25", "dense": "encoder", "hybrid": "hybrid"}
 """Stages that evaluate on test questions, and their names in tables."""

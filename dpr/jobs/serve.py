@@ -49,7 +49,7 @@ def named(given: Sequence[str]) -> dict[str, Path]:
             raise InputError(
                 "no search.json, and no model",
                 file=folder,
-                hint=f"dpr retrieve ... search_folder={folder} writes the first",
+                hint=f"dpr retrieve ... search_folder={folder} writes a search.json",
             )
     if not folders_by_name:
         raise ConfigError("there is nothing to serve; name a run folder, e.g. dpr serve runs/first")

@@ -1,4 +1,4 @@
-"""``dpr train``: the one module that knows both the settings and the objects of a training."""
+"""``dpr train``: the one module that uses both the settings and the objects of a training."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def run(config: TrainCommand) -> float | None:
         )
     if train_sources and config.output_dir is None:
         raise ConfigError(
-            "output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g."
-            " output_dir=runs/first"
+            "output_dir is not set; name a folder for checkpoints and metrics, e.g. output_dir=runs/first"
         )
     require_ranks()
     device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))

@@ -23,7 +23,7 @@ EVERYTHING = slice(None)
 CANDIDATE_RULES = ("distinct", "dpr")
 ONE = Temperature()
 
-# Large enough to vanish in a softmax, small enough that fp32 arithmetic on it stays finite.
+# Low enough to vanish in a softmax, high enough that fp32 arithmetic on it stays finite.
 MASKED_SCORE = -1e30
 _ODD = -7046029254386353131  # mixes two numbers into one of 64 bits; distinct first numbers stay distinct
 
@@ -135,11 +135,9 @@ def find_candidates(
 
 
 def names_of(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the names by id and by text, (...) each, of identities (..., 2). Passages with a name in common
-    are one.
-
-    A cut, whose second number is not negative, has both names to itself: another cut of its document is
-    another passage.
+    """Returns the names by id and by text, (...) each, of identities (..., 2). Passages that share a name are
+    the same passage. A cut, whose second number is not negative, shares no name: another cut of its document
+    is another passage.
     """
     is_text = ids[..., 1] < 0
     by_id = ids[..., 0] * _ODD + torch.where(is_text, 0, ids[..., 1])

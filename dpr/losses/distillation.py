@@ -1,5 +1,5 @@
-"""Terms that learn from a teacher: its scores of a question's own passages, or its vectors. docs/numerics.md,
-section 1, has the formulas.
+"""Terms that learn from a teacher: its scores of the passages of each question, or its vectors.
+docs/numerics.md, section 1, has the formulas.
 
 Letters: B questions of this rank, n own slots of each question, D dimensions.
 """
@@ -140,7 +140,7 @@ def kl_divergence(student: Tensor, teacher: Tensor, is_scored: Tensor) -> Tensor
     each question, (B,).
 
     ``student`` and ``teacher`` (B, n) are divided by their temperatures already. ``is_scored`` (B, n) marks
-    the slots that count. A question with fewer than two of them has 0.
+    the slots that count. It is 0 for a question with fewer than two of them.
 
         >>> teacher, is_scored = torch.tensor([[2.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
         >>> kl_divergence(torch.zeros(1, 2), teacher, is_scored)
@@ -156,7 +156,7 @@ def margin_mse(student: Tensor, teacher: Tensor, is_scored: Tensor, positive: Te
     positive, (B,).
 
     A margin is the positive's score minus that of another slot. ``positive`` (B,) is the slot of the
-    positive. A question whose positive has no score has 0, and so has one with no other scored slot.
+    positive. It is 0 for a question whose positive has no score, or that has no other scored slot.
 
         >>> student, teacher = torch.tensor([[1.0, 0.5]]), torch.tensor([[3.0, 1.0]])
         >>> margin_mse(student, teacher, torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]))

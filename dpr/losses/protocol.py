@@ -83,8 +83,8 @@ class LossResult(NamedTuple):
 class Term(ABC):
     """A term of the objective. ``loss.terms=[nll,module:Class]`` takes user-defined ones (docs/extending.md).
 
-    ``needs`` names the inputs it reads beside its own rows: any of ``contexts``, ``questions`` and
-    ``known_positives``, which are gathered from all ranks, and ``own_scores``. ``candidates`` is the
+    ``needs`` names the inputs that it reads in addition to its own rows: any of ``contexts``, ``questions``
+    and ``known_positives``, which are gathered from all ranks, and ``own_scores``. ``candidates`` is the
     candidate rule, ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
 
     An implementation must promise:

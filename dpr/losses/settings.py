@@ -32,8 +32,8 @@ class ObjectiveSettings(Settings):
     """Weight of the negative log-likelihood of the question among all questions of the global batch, given
     its positive."""
     kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
-    """Weight of the KL divergence between the teacher's and the model's distributions over a question's own
-    passages."""
+    """Weight of the KL divergence between the teacher's and the model's distributions over the passages of
+    each question."""
     teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY)
     """Divides the teacher's scores in the KL divergence."""
     margin_mse_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
@@ -43,10 +43,10 @@ class ObjectiveSettings(Settings):
     """Multiplies the teacher's margins. The model's margins are those of its scores before
     loss.temperature."""
     teacher: Any = setting(None, on_resume=CONTENT, path="input")
-    """Folder of a model with the same tokenizer, or vector shards of any model over the passages (dpr embed;
-    a pattern or a list; docs/static_encoders.md). Its vectors of the same texts are learned too; those of
-    passages only where their tower is trained. With nll_weight=0 training needs texts alone. Absent =
-    none."""
+    """Model to distil: a folder of a model with the same tokenizer, or vector shards of any model over the
+    passages (dpr embed; a pattern or a list; docs/static_encoders.md). Training also learns its vectors of
+    the same texts; those of passages only if their tower is trained. With nll_weight=0, texts suffice. Absent
+    = none."""
     guide: list[str] | None = setting(None, on_resume=CONTENT, path="input")
     """Vector shards of another model (dpr embed) over the passages, as a false-negative filter: passages
     whose cosine with a question's positive exceeds guide_threshold are masked for it; absent = no filter."""
@@ -56,8 +56,8 @@ class ObjectiveSettings(Settings):
     """Matryoshka: prefix lengths of the vectors; the objective is summed over all of them. Absent = the whole
     vectors only."""
     terms: Any = setting(None, on_resume=IDENTITY)
-    """User-defined terms beside these: module:Class (docs/extending.md), one or a list. Each has weight 1, or
-    {use: module:Class, weight: 0.5}; arguments of the class stand beside them."""
+    """User-defined terms in addition to these: module:Class (docs/extending.md), one or a list. Each has
+    weight 1, or {use: module:Class, weight: 0.5}; other keys are arguments of the class."""
 
     @property
     def uses_teacher_scores(self) -> bool:

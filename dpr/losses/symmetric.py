@@ -20,9 +20,9 @@ class Symmetric(Term):
     """The passage-to-question direction of the contrastive loss: -log softmax of each question among all
     questions of the global batch, given its positive.
 
-    Use it beside ``Nll``, with ``loss.symmetric_weight``, to train both directions. "Learning Transferable
-    Visual Models From Natural Language Supervision" (CLIP; Radford et al., 2021) weights both directions
-    equally.
+    Use it together with ``Nll``, with ``loss.symmetric_weight``, to train both directions. "Learning
+    Transferable Visual Models From Natural Language Supervision" (CLIP; Radford et al., 2021) weights both
+    directions equally.
 
         >>> sorted(Symmetric(candidates="distinct", max_scores=1 << 22).needs)
         ['known_positives', 'questions']

@@ -1,5 +1,5 @@
 """Backbones: third-party encoders without their poolers, with a given dropout. transformers reads them from a
-folder or by a name that a person typed.
+folder or by a name that the user typed.
 
 A folder determines what the model is: sizes, weights, vocabulary. It does not determine how the model is run:
 attention, kernels, quantisation, parallel plans and code that a config names are dropped. Folders are read
@@ -70,7 +70,7 @@ def read_config(source: str | os.PathLike[str]) -> Any:
             raise InputError(
                 f"model_type is {describe(values.get('model_type'))}",
                 file=file,
-                expected="a family that transformers knows",
+                expected="a model family of transformers",
             )
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values, name_or_path=str(source))
     except InputError:

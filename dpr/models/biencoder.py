@@ -65,8 +65,8 @@ class BiEncoder(SentenceTransformersNames):
 
     @property
     def sides_differ(self) -> bool:
-        """True if a text has another vector as a question than as a passage, because of separate towers or
-        other prompts. Length limits and apostrophes are not compared."""
+        """True if a text has different vectors as a question and as a passage, because of separate towers or
+        prompts. Length limits and apostrophes are not compared."""
         return (
             self.question_model is not self.ctx_model
             or self.tensorizer.text.query_prompt != self.tensorizer.text.passage_prompt
@@ -85,16 +85,17 @@ class BiEncoder(SentenceTransformersNames):
         ``prompt_name`` names.
 
         Keyword Args:
-            batch_tokens: tokens of a forward pass at most; texts of similar length are encoded together.
-            batch_size: texts of a forward pass at most; 0 is no limit.
-            show_progress_bar: a bar on a terminal, lines in the log elsewhere.
-            convert_to_tensor: a tensor on the model's device, in place of an array.
+            batch_tokens: maximum number of tokens of a forward pass; texts of similar length are encoded
+                together.
+            batch_size: maximum number of texts of a forward pass; 0 = no limit.
+            show_progress_bar: shows a bar on a terminal, log lines elsewhere.
+            convert_to_tensor: returns a tensor on the model's device instead of an array.
             convert_to_numpy: the default; False needs ``convert_to_tensor``.
             normalize_embeddings: scales vectors to length 1, whatever the model does.
-            device: moves the model there first.
+            device: device to which the model is moved first.
 
         Raises:
-            TypeError: something else than texts is given.
+            TypeError: something other than texts is given.
         """
         questions = checked_items(texts, (str,), "encode_questions", "a text")
         sequences = self.tensorizer.question_tokens(questions, prompt=prompt or prompt_name)
@@ -102,12 +103,12 @@ class BiEncoder(SentenceTransformersNames):
         return vectors[0] if isinstance(texts, str) else vectors
 
     def encode_passages(self, passages: PassageLike | Sequence[PassageLike], **options: Any) -> Any:
-        """Returns vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,)
+        """Returns vectors of passages, or of texts without a title, (P, D) float32 in the given order; (D,)
         for a single one. The model's ``passage_prompt`` precedes them. Dictionaries, and the rows of a table,
         are read by their names (``text``, ``title``). The options are those of ``encode_questions``.
 
         Raises:
-            TypeError: something else than texts and passages is given.
+            TypeError: something other than texts and passages is given.
             ValueError: a dictionary has no text.
         """
         given = checked_items(passages, (str, Passage, Mapping), "encode_passages", "a text or a Passage")
@@ -116,9 +117,9 @@ class BiEncoder(SentenceTransformersNames):
         return vectors[0] if isinstance(passages, str | Passage) else vectors
 
     def encode(self, texts: Any, *, prompt_name: str | None = None, **options: Any) -> Any:
-        """Encodes texts as ``encode_passages`` does, under the name of sentence-transformers, if the sides do
-        not differ. ``prompt_name`` chooses one: ``document``, ``query``, or the name of another prompt of
-        questions.
+        """Encodes texts as ``encode_passages`` does, under the name of sentence-transformers, if questions
+        and passages are encoded alike. ``prompt_name`` chooses one: ``document``, ``query``, or the name of
+        another prompt of questions.
 
         Raises:
             ConfigError: ``sides_differ``, and ``prompt_name`` chooses none.
@@ -188,12 +189,11 @@ class BiEncoder(SentenceTransformersNames):
         **others: Any,
     ) -> Self:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
-        Hugging Face or peft, or a checkpoint file of the original DPR. The model is in evaluation mode. A
-        name that is none of these here is looked up on the hub (``local_model``); nothing else needs the
-        network.
+        Hugging Face or peft, or a checkpoint file of the original DPR. The model is in evaluation mode. Any
+        other name is looked up on the hub (``local_model``); nothing else needs the network.
 
         Args:
-            options: how it runs, and a temperature in place of the checkpoint's.
+            options: how it runs, and a temperature that replaces the checkpoint's.
             pretrained_model_cfg: model that a file of the original takes config and tokenizer from, or that
                 adapters belong to, instead of the name in the file.
             special_tokens, trailing_sep: for files of the original, which state neither and need its stray
@@ -315,8 +315,9 @@ class BiEncoder(SentenceTransformersNames):
         if described is not None:
             if not (described / CONFIG).is_file():
                 raise ConfigError(
-                    f"encoder.pretrained_model_cfg={described} is a folder of sentence-transformers whose encoder"
-                    f" lies deeper, or which has two; set model_file={described} in its place (BiEncoder.load)"
+                    f"encoder.pretrained_model_cfg={described} is a folder of sentence-transformers whose"
+                    f" encoder is in a subfolder, or which has two encoders; set model_file={described} in"
+                    " its place (BiEncoder.load)"
                 )
             parts, _ = read_model(described, Given())
             settings = settings.over(parts.settings)

@@ -1,5 +1,5 @@
-"""A cross-encoder: one sequence classifier reads question and passage together. It is used here, never
-trained."""
+"""A cross-encoder: one sequence classifier reads question and passage together. The toolkit uses
+cross-encoders but does not train them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ EXPECTED = (
 
 
 class CrossEncoder:
-    """Judges by how likely the passage of a pair is relevant: the sigmoid of the one logit, or the softmax of
-    the second of two.
+    """Cross-encoder that returns the probability that the passage of a pair is relevant: the sigmoid of the
+    one logit, or the softmax of the second of two.
 
     A passage is its title and its text, joined by a space. Pairs longer than the model accepts are cut, the
     longer side first. ``fingerprint`` changes with the files of the folder and the precision.
@@ -58,7 +58,8 @@ class CrossEncoder:
 
     @torch.inference_mode()
     def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """Returns the log-odds of that for each pair: the one logit, or the second of two less the first."""
+        """Returns the log-odds of relevance of each pair: the one logit, or the second of two minus the
+        first."""
         if not pairs:
             return []
         questions = [question for question, _ in pairs]

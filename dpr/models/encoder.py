@@ -25,7 +25,7 @@ from dpr.models.settings import EncoderSettings as EncoderSettings  # users impo
 
 
 def filler_tokens(device: torch.device) -> TokenBatch:
-    """Returns a short text of any words, for a forward whose vector nobody reads."""
+    """Returns a short text of any words, for a forward whose vector is not used."""
     return TokenBatch.from_lists([[1] * LENGTHS[-1]]).to(device)
 
 
@@ -107,8 +107,8 @@ class Encoder(nn.Module):
         sees_near_only = any(getattr(self.config, name, None) for name in windows)
         if first is None or sees_near_only or is_static(self.backbone):
             raise ConfigError(
-                f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} cannot see that far; set it"
-                " to false"
+                f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} does not attend that far;"
+                " set it to false"
             )
         self.check_length(position + 1, "encoder.dpr_trailing_sep=true with encoder.sequence_length")
         self._last = (token, position)

@@ -28,7 +28,7 @@ class Pooling(Protocol):
 
     ``padded`` and ``packed`` return the same vectors (N, V), V the same for any N, with gradients. The vector
     of a sequence depends on that sequence alone. ``tokens`` are the ids of the tokens that the states belong
-    to. ``lengths`` (N,) and ``position`` (N,) lie on the device of the states; reading their values on the
+    to. ``lengths`` (N,) and ``position`` (N,) are on the device of the states; reading their values on the
     host would make it wait. ``position`` is where a token selector points in each sequence, 0 without one.
     The weights of an ``nn.Module`` are trained and stored with the tower's.
     """
@@ -256,7 +256,7 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
                     raise ValueError("it reads other tokens than token_read states")
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise ConfigError(
-            f"{_SETTING}={name} does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
+            f"{_SETTING}={name} violates the contract of dpr.models.pooling.Pooling ({first_line(error)})"
         ) from error
     return pooling, int(padded.shape[1])
 
@@ -296,7 +296,7 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
         )
     if (vectors[2] - alone).abs().max() > TOLERANCE * spread:
         logger.warning(
-            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and"
-            " so do all results",
+            "%s gives a text another vector if it is padded, so results depend on the texts of the same"
+            " batch",
             kind,
         )

@@ -132,7 +132,7 @@ def first_position(backbone: Any) -> int | None:
 
 def longest_sequence(backbone: Any, length: int) -> int:
     """Returns the most tokens, up to ``length``, for which the backbone has positions, and at which the
-    vector of a text does not depend on the longest text beside it.
+    vector of a text does not depend on the longest text in its batch.
 
     Rotary positions continue beyond those that the config names. With some kinds of them (dynamic, longrope),
     the vectors of all texts in a batch change once one text is longer than the model's original length.
@@ -172,7 +172,7 @@ def mention_bf16(backbone: Any, device: torch.device, precision: str, *, key: st
     if device.type != "cpu" or precision != "fp32" or is_static(backbone):
         return
     if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
-        logger.info("this processor multiplies bf16 faster than fp32; %s=bf16 makes use of it", key)
+        logger.info("this processor computes faster in bf16 than in fp32; %s=bf16 uses it", key)
 
 
 def without_running(values: dict[str, Any]) -> dict[str, Any]:

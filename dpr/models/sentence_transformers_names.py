@@ -1,4 +1,4 @@
-"""Names of sentence-transformers that a bi-encoder answers to: each returns or does what it does there."""
+"""Methods of a bi-encoder under the names of sentence-transformers; each behaves as it does there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpr.models.towers import Towers
 
 
 class SentenceTransformersNames(Towers):
-    """Towers with the names of sentence-transformers beside their own."""
+    """Towers that also have the method names of sentence-transformers."""
 
     encode_questions: Callable[..., Any]
     encode_passages: Callable[..., Any]
@@ -72,7 +72,7 @@ class SentenceTransformersNames(Towers):
 
     @property
     def tokenizer(self) -> Any:
-        """Returns the tokenizer of transformers that texts go through."""
+        """Returns the tokenizer, an object of transformers."""
         return self.tensorizer.tokenizer
 
     def get_sentence_embedding_dimension(self) -> int:

@@ -34,13 +34,13 @@ class BackboneSettings(Settings):
         choices=("hf_bert", "hf_roberta", "hf_auto", "static"),
         on_resume=START,
     )
-    """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face
-    encoder. static: the folder must be that of a static encoder."""
+    """Key of the original DPR; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any
+    Hugging Face encoder. static: the folder must be that of a static encoder."""
     pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=MODEL, path="input")
     """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config
     and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START)
-    """False: random weights from the folder's config.json."""
+    """true: the folder's weights; false: random weights of the model in its config.json."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=UPDATES)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
@@ -51,41 +51,42 @@ class VectorSettings(Settings):
     Settings left out are as the model's folder states them."""
 
     pooling: str | None = setting(None, choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
-    """cls (last hidden state at position 0, no pooler; DPR's), mean over tokens, last (the last token,
-    for causal backbones), weighted_mean (token i counts i times), idf (every token has a learned weight),
-    idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), or user-defined:
-    module:Class (docs/extending.md). Absent = as the folder states, else cls."""
+    """cls (last hidden state at position 0, without pooler, as in DPR), mean (over tokens), last (the last
+    token, for causal backbones), weighted_mean (token i has weight i), idf (a learned weight for each token),
+    idf_sqrt (the same; n repeats of a token in a text count sqrt(n) times), or user-defined: module:Class
+    (docs/extending.md). Absent = as the folder states, else cls."""
     projection_dim: int | None = setting(None, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none. Absent = as the folder states, else 0."""
     normalize: bool | None = setting(None, on_resume=IDENTITY)
-    """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less. Absent = as
-    the folder states, else false."""
+    """Scale vectors to length 1 (cosine similarity). Requires a loss.temperature of about 0.05 or less.
+    Absent = as the folder states, else false."""
     shared: bool | None = setting(None, on_resume=IDENTITY)
     """One tower for questions and passages. Absent = as the folder states, else false."""
     static_questions: bool = setting(False, on_resume=IDENTITY)
     """Questions use a static embedding table, passages the transformer; a question costs microseconds
     (docs/static_encoders.md)."""
     sequence_length: int | None = setting(None, unit="tokens", least=3, on_resume=IDENTITY)
-    """Longest sequence in tokens, special tokens included; questions and passages. Absent = as the model states, else
+    """Longest question or passage in tokens, special tokens included. Absent = as the model states, else
     256."""
     question_length: int | None = setting(None, unit="tokens", least=0, on_resume=IDENTITY)
     """Longest question in tokens; 0 = sequence_length. Absent = as the model states, else 0."""
     dpr_trailing_sep: bool | None = setting(None, on_resume=IDENTITY)
-    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and
-    with compat=dpr, else off."""
+    """Append the original's stray [SEP] to every sequence; absent = on for checkpoint files of the original
+    and with compat=dpr, else off."""
 
     append_eos: bool = setting(False, on_resume=IDENTITY)
     """Append the tokenizer's end token to every text, if the tokenizer adds none itself; the text is cut to
-    make room for it. Decoders whose last token is read need one."""
+    make room for it. Decoders with pooling=last need one."""
 
     adapter: str = setting("none", choices=("none", "lora"), on_resume=IDENTITY)
-    """lora: both towers share one frozen backbone; each trains small matrices beside all of its linear layers
-    (docs/training.md)."""
+    """lora: both towers share one frozen backbone; each trains low-rank matrices beside all of its linear
+    layers (docs/training.md)."""
     lora_rank: int = setting(16, least=1, on_resume=IDENTITY)
-    """Width of the adapters' matrices. Their output is scaled by 2."""
+    """Rank of the adapters' matrices. Their output is scaled by 2."""
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
-    """Cut vectors to this many first numbers, as Matryoshka training makes possible (loss.dimensions); 0 = all."""
+    """Cut vectors to their first dimensions, for models trained with loss.dimensions (Matryoshka); 0 =
+    all."""
 
 
 @dataclass
@@ -147,8 +148,7 @@ class GivenTextSettings(TextOptions):
         False,
         on_resume=NO_EFFECT,
     )
-    """Use these five settings even if the model was trained with others; its vectors are then those of
-    another model."""
+    """Use these five settings even if the model was trained with others, which changes its vectors."""
 
     def unused(self) -> Iterator[str]:
         yield from super().unused()
@@ -194,12 +194,12 @@ class RunningSettings(Settings):
     fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
     packed: bool = setting(True, on_resume=WARNED)
-    """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
+    """Compute real tokens only; false: pad every batch to its longest sequence (slower, same vectors)."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
     """Attention of packed towers. sdpa: torch's, over sequences of similar length. varlen: torch's kernel for
     sequences end to end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
     attention_dropout: float | None = setting(None, least=0, below=1, on_resume=UPDATES)
-    """Dropout of attention; absent = dropout."""
+    """Dropout of attention; absent = encoder.dropout."""
 
 
 @dataclass

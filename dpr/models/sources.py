@@ -1,4 +1,4 @@
-"""Sources of models: the folder of a name that a person or a file gives, and the files that a model is read
+"""Sources of models: the folder of a name that the user or a file gives, and the files that a model is read
 from."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOWERS = ("encoder", "question_encoder", "ctx_encoder")
 
 
 def local_model(name: str | Path) -> Path:
-    """Returns the file or folder of a model that a person named.
+    """Returns the file or folder of a model that the user named.
 
     For a name that is none here, this is the snapshot of the hub's model, fetched or in the cache, without
     pickles and code. A name without a slash is first tried among those of sentence-transformers, as that
@@ -53,15 +53,15 @@ def snapshot_of(name: str) -> Path:
         for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
             try:
                 return Path(snapshot_download(repository, allow_patterns=_FETCHED))
-            except Exception as error:  # no such model, no right to it, no network, no room
+            except Exception as error:  # no such model, no access to it, no network, no disk space
                 reason = first_line(error)
         found = f"there is no such file or folder here, and the hub gives no such model ({reason})"
-        hint = "is the name right?"
+        hint = "check the name"
         if constants.HF_HUB_OFFLINE:
             found = (
                 "there is no such file or folder here, no such model in the cache of the hub, and no network"
             )
-            hint = f"fetch it where there is one (hf download {repository}), or name a folder"
+            hint = f"download it on a machine with a network (hf download {repository}), or name a folder"
     raise CheckpointError(found, file=name, hint=hint)
 
 
@@ -97,7 +97,7 @@ def files_of_model(path: Path) -> dict[str, Path]:
 
 @contextmanager
 def base_model(given: str | None, stored: Any, file: Path) -> Iterator[str]:
-    """Yields the name of a model that another file builds on: ``given`` by a person, else the one ``stored``
+    """Yields the name of a model that another file builds on: ``given`` by the user, else the one ``stored``
     in the file. The latter is looked up on this machine only, so that no file can cause a download.
 
     Raises:

@@ -1,8 +1,8 @@
 """A backbone without layers: the state of a token is its row of a table, whatever the other tokens are.
 
-transformers knows its config as that of a model family (``model_type`` static); importing this module
-registers it, and ``dpr.models.backbones`` does so before it reads a config. The backbone itself is none of
-transformers' models: these take most of the time that a static encoder needs to open.
+Its config is a model family of transformers (``model_type`` static), which importing this module registers;
+``dpr.models.backbones`` does so before it reads a config. The backbone itself is not a model class of
+transformers, because importing these takes most of the time that a static encoder needs to open.
 """
 
 from __future__ import annotations

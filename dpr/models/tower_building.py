@@ -111,7 +111,7 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
     peft = installed_peft()
     if is_without_weights(base.name):
         raise ConfigError(
-            f"encoder.adapter={settings.adapter} trains beside given weights, and {base.name} has none; leave"
+            f"encoder.adapter={settings.adapter} needs pretrained weights, but {base.name} has none; leave"
             " it out"
         )
     if not base.fingerprint:

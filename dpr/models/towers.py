@@ -203,7 +203,7 @@ class Towers(nn.Module):
         self.load_state_dict(placed, strict=False)  # a shared tensor is present under its first name only
 
     def keep_dimensions(self, dimensions: int) -> None:
-        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they
+        """Cuts all later vectors to their first ``dimensions`` dimensions (Matryoshka); 0 leaves them as they
         are.
 
         It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps

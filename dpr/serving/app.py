@@ -1,5 +1,4 @@
-"""The addresses of a service, and the checks that a request must pass first. Every refusal is one
-sentence."""
+"""The addresses of the service, and the checks that a request must pass. Every refusal is one sentence."""
 
 from __future__ import annotations
 
@@ -40,9 +39,9 @@ from dpr.serving.settings import ServeSettings, is_loopback
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
 OPENAI = "/v1/"
-"""Beginning of the addresses that answer as OpenAI's service does."""
+"""Prefix of the addresses that are compatible with OpenAI's API."""
 HEALTH = ("/healthz", "/readyz")
-"""Addresses that always answer, to anybody."""
+"""Addresses that always answer, without a token."""
 _STATE = (*HEALTH, "/metrics")  # an overloaded service must be able to say so
 _PATHS = ("/", "/search", "/v1/embeddings", "/v1/models", "/info", *_STATE)
 LIMITS = {
@@ -178,7 +177,7 @@ def make_app(
             response = _refusal(request, refused.status_code, refused.detail, refused.headers)
         except Exception:
             logger.exception("a request failed")
-            said = "the service has failed at this request; its log says why"
+            said = "the service failed on this request; its log has the reason"
             response = _refusal(request, 500, said)
         finally:
             num_requests -= is_counted
@@ -354,11 +353,15 @@ def _check_origin(request: Request, settings: ServeSettings, token: str | None) 
         host = headers.get("host", "").lower()
         name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
         if not is_loopback(name):
-            said = "this service answers to localhost only; start it with another host= or with token_file="
+            said = "this service answers requests to localhost only; start it with another host= or with"
+            " token_file="
             raise HTTPException(421, said)
         is_other = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if is_other and not is_open and headers.get("sec-fetch-dest") != "document":
-            raise HTTPException(403, "a page of another address asks; this service answers to its own page")
+            raise HTTPException(
+                403,
+                "the request comes from a page of another address; this service answers only its own page",
+            )
 
 
 def _refusal(

@@ -1,5 +1,5 @@
 """Open run folders, and the thread that searches them. Requests that arrive while it is busy form its next
-batch, so a lone request waits for nobody."""
+batch, so a single request does not wait."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ServedIndex:
         model = self.model
         form = self.form
         if side is None and (model.sides_differ or form != QuestionForm()):
-            said = "the model embeds questions and passages differently; say which these are by input_type:"
+            said = "the model embeds questions and passages differently; set input_type:"
             raise HTTPException(422, f"{said} query or passage")
         prompts = model.tensorizer.text.prompts
         start = time.perf_counter()
@@ -98,7 +98,7 @@ class ServedIndex:
             tokens = question_batch(model, texts, replace(form, prompt=side) if side in prompts else form)
         else:
             known = ", ".join([_QUESTION[0], _PASSAGE[0], *sorted(prompts)])
-            raise HTTPException(422, f"input_type {side[:200]!r} is not known; choose of {known}")
+            raise HTTPException(422, f"input_type {side[:200]!r} is not known; choose from {known}")
         tokenised = time.perf_counter()
         vectors = encode_tokens(
             model, tokens, encoder_type=tower, batch_tokens=BATCH_TOKENS, batch_size=2 * TEXTS_AT_ONCE

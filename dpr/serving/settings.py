@@ -14,12 +14,11 @@ from dpr.retrieval.settings import SEARCH_MODES
 
 @dataclass
 class ServeSettings(DeviceSettings):
-    """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them:
-    http://127.0.0.1:8080
+    """Serves one or more run folders over HTTP, with a web page to try them: http://127.0.0.1:8080
 
-    A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for
-    its vectors alone. label=folder serves a folder under another name. Ctrl-C or SIGTERM ends the service
-    once all accepted requests are answered.
+    A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one serves
+    embeddings only. label=folder serves a folder under another name. Ctrl-C or SIGTERM ends the service once
+    all accepted requests are answered.
     """
 
     EXAMPLES: ClassVar[str] = """\
@@ -31,15 +30,14 @@ dpr serve runs/first host=0.0.0.0 token_file=token.txt
     folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]", path="input")
     """Folders with a search.json, or models (anything that model_file takes elsewhere)."""
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 = all. Other machines reach the service only if it is not a loopback
+    """Address to listen on; 0.0.0.0 = all. Other machines reach the service unless it is a loopback
     address."""
     port: int = setting(8080, least=0, most=65535)
-    """Port to listen at; 0 = any that is free."""
+    """Port to listen on; 0 = any free port."""
     token_file: str | None = setting(None, path="input")
     """File with the token that requests must carry, Authorization: Bearer <token>. Absent = no token."""
     anyone: bool = False
-    """Allow searches by anyone who reaches the machine, if host= is no loopback address and there is no
-    token."""
+    """Allow requests without a token from other machines, if host= is not a loopback address."""
     modes: str = "dense,bm25,hybrid"
     """Search modes to open, if the run folder has their files. The folder's own mode is always open."""
     metadata: str | None = None
@@ -62,7 +60,7 @@ dpr serve runs/first host=0.0.0.0 token_file=token.txt
     def check_together(self, prefix: str) -> None:
         if unknown := [name for name in self.mode_names() if name not in SEARCH_MODES]:
             raise ConfigError(
-                f"modes={self.modes}: {unknown[0]} is not known; choose of {', '.join(SEARCH_MODES)}"
+                f"modes={self.modes}: {unknown[0]} is not known; choose from {', '.join(SEARCH_MODES)}"
             )
         for name, kind in self.metadata_kinds().items():
             if kind not in ("text", "int", "float", "bool"):

@@ -1,5 +1,5 @@
-"""The trainer that users make: data sets, loss, validations and callbacks, made from settings, from the import
-paths that settings name and from given objects, around the loop of trainer.py."""
+"""The public trainer: it makes data sets, loss, validations and callbacks from settings, import paths and
+given objects, around the loop of trainer.py."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class BiEncoderTrainer(Trainer):
     ``defaults=False``, only the given ones are used, besides the validations over dev sets. Then nothing
     validates or saves unless a callback does, such as those of ``default_callbacks``.
 
-    ``loss`` replaces ``loss.name``. ``config`` is stored in checkpoints for people to read, by default the
+    ``loss`` replaces ``loss.name``. ``config`` is stored in checkpoints for information, by default the
     settings.
 
     Raises:
@@ -157,7 +157,7 @@ class BiEncoderTrainer(Trainer):
             for sets in (opened_dev, opened)
         )
         if shared := int(np.isin(asked, known).sum()):
-            logger.warning("%d of the %d dev questions are training questions", shared, len(asked))
+            logger.warning("%d of the %d dev questions are also training questions", shared, len(asked))
         if opened_dev:
             validations = [*dev_validations(opened_dev, settings, candidates=loss.candidates), *validations]
         super().__init__(

@@ -211,11 +211,11 @@ class CheckpointFolder:
         """Raises CheckpointError at the end of a run if its last checkpoint could not be written."""
         if self._failed_saves:
             raise CheckpointError(
-                f"the run is at its end, step {step}, but that step could not be saved",
+                f"the run has ended at step {step}, but that step could not be saved",
                 file=self.output_dir,
                 hint=(
-                    "free some space and rerun the same command; it goes on from the last checkpoint that is"
-                    " whole, if there is one"
+                    "free some space and rerun the same command; it resumes from the last intact checkpoint,"
+                    " if there is one"
                 ),
             )
 

@@ -72,9 +72,9 @@ class RunConfig(Settings):
     """One name or path, a glob, an entry such as {file: corpus.tsv, pairs: crops}, or a list of them; a name
     is a key of ``datasets``."""
     dev_datasets: Any = setting(None, on_resume=CONTENT, path="input")
-    """Sets to validate on, given in the same way."""
+    """Sets for validation, given in the same way."""
     output_dir: str | None = setting(None, also=("out",), on_resume=NO_EFFECT, path="folder")
-    """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
+    """Folder of the run: checkpoints, logs, metrics. An existing run in it is resumed."""
 
 
 @dataclass
@@ -94,12 +94,12 @@ dpr train model_file=runs/first dev_datasets=dev.json             # evaluates
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
     """One factor per train set, which multiplies its loss."""
     do_lower_case: bool | None = setting(None, on_resume=START)
-    """true: texts are lower-cased and lose their accents; false: they do not. Replaces the rule of the
-    tokenizer of a BERT vocabulary. Absent = the tokenizer's own."""
+    """true: lower-case texts and strip accents; false: keep both. For tokenizers with a BERT vocabulary.
+    Absent = as the tokenizer states."""
     special_tokens: list[str] | None = setting(None, on_resume=START)
-    """Tokens put into the vocabulary's [unusedN] slots, in this order."""
+    """Tokens that replace the vocabulary's [unusedN] entries, in this order."""
     rank_timeout_s: float = setting(300.0, unit="seconds", least=1, on_resume=NO_EFFECT)
-    """Time without an answer after which a process of the group counts as lost."""
+    """Time without a response after which a process of the group counts as lost."""
     encoder: TowerSettings = field(default_factory=TowerSettings)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     datasets: dict[str, Any] = setting(dict, entries=DataSetSettings, on_resume=CONTENT)

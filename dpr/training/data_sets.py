@@ -213,8 +213,8 @@ def opened_for_run(sets: DataSets, name: str) -> OpenedSets:
         options.check(f"datasets.{source.name}.")
         if options.file or options.reader or options.source:
             raise ConfigError(
-                f"the options of {source.name} say where to read it, but it is open; leave file, reader and"
-                " source out"
+                f"the options of {source.name} name files, but the data set is already open; leave file,"
+                " reader and source out"
             )
     return pairs
 

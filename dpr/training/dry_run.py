@@ -15,8 +15,8 @@ from dpr.training.validations.protocol import run_validations
 
 
 def dry_run(trainer: Trainer) -> list[str]:
-    """Does two steps, of which the second is timed, and the validations that the run will reach. Returns the
-    time, memory and disk space of the whole run, in lines for a person. Nothing is written, but the model is
+    """Runs two steps, the second of them timed, and the validations that the run will reach. Returns the
+    time, memory and disk space of the whole run, as lines of text. Nothing is written, but the model is
     changed.
 
     ``trainer`` must be a new one.
@@ -65,12 +65,12 @@ def dry_run(trainer: Trainer) -> list[str]:
     room = "" if checkpoints * gb < free_gb else ": NOT ENOUGH"
     speed = tokens * trainer.ranks.world_size / elapsed
     return [
-        f"memory      {peak_memory_gb(trainer.device):.2f} GiB at most so far",
-        f"speed       {speed:.0f} tokens/s, {elapsed:.3g} s a step",
-        f"validation  {validation_s:.3g} s, {validations} times",
-        f"the run     {steps} steps, about {duration(total_s)} ({total_s / 3600:.2f} hours)",
+        f"memory      {peak_memory_gb(trainer.device):.2f} GiB (peak of the two steps)",
+        f"speed       {speed:,.0f} tokens/s, {elapsed:.3g} s per step",
+        f"validation  {validation_s:.3g} s each, {validations} times",
+        f"whole run   {steps:,} steps, about {duration(total_s)}",
         (
-            f"disk        {checkpoints} checkpoints of {gb:.3g} GB, {checkpoints * gb:.3g} GB at most;"
+            f"disk        up to {checkpoints} checkpoints of {gb:.3g} GB, {checkpoints * gb:.3g} GB in total;"
             f" {free_gb:.1f} GB are free{room}"
         ),
     ]

@@ -47,10 +47,10 @@ class CachedStep(Step):
     """A step that keeps the graphs of at most ``max_tokens`` tokens in memory at any time. Padding counts if
     towers are padded.
 
-    The vectors of the global batch and their gradients take memory too. If a batch
-    does not fit whole, their share is taken from the budget of the graphs. So memory does not grow with the
-    global batch while its vectors take less than the budget. Gradients are averaged over ranks once, after
-    the last micro-batch of an update. A sequence above the budget is a chunk by itself.
+    The vectors of the global batch and their gradients take memory too. If a batch does not fit whole, their
+    share is taken from the budget of the graphs. So memory does not grow with the global batch while its
+    vectors take less than the budget. Gradients are averaged over ranks once, after the last micro-batch of
+    an update. A sequence above the budget is a chunk of its own.
     """
 
     model: Towers

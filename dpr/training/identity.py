@@ -28,6 +28,7 @@ from dpr.models.sources import files_of_model
 from dpr.models.towers import Towers
 from dpr.storage.checksums import shared_content
 from dpr.storage.untrusted import read_json
+from dpr.training.command_settings import TrainCommand
 from dpr.training.run import Callback, StoredRun
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import Validation
@@ -46,8 +47,8 @@ class RunIdentity:
     fixed: dict[str, Any]
     free: dict[str, Any]
     models: dict[str, list[str]] = field(default_factory=dict)
-    """Files read from models on this machine, as name and content of each, by the setting that names the
-    model. May not change either."""
+    """Name and content of each file read from local models, by the setting that names the model. They may not
+    change either."""
 
 
 _OF_METRICS = (
@@ -58,6 +59,15 @@ _OF_METRICS = (
 )
 """Settings that change the meaning of metrics: with another value, metrics of the same name cannot be
 compared."""
+
+
+def _with_command_settings(fixed: dict[str, Any]) -> dict[str, Any]:
+    """Returns fixed settings, completed by the defaults of those that only ``dpr train`` has. A run of
+    ``BiEncoderTrainer`` does not store these."""
+    from_python = flat_values(TrainingSettings(), (IDENTITY,))
+    from_command = flat_values(TrainCommand(), (IDENTITY,))
+    only_there = {key: value for key, value in from_command.items() if key not in from_python}
+    return only_there | fixed
 
 
 def _differences(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -185,7 +195,9 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
     unused = unused_keys(settings)
     changed = {
         key: values
-        for key, values in _differences(identity.get("fixed", {}), own.fixed).items()
+        for key, values in _differences(
+            _with_command_settings(identity.get("fixed", {})), _with_command_settings(own.fixed)
+        ).items()
         if key.partition("[")[0] not in unused
     }
     models = identity.get("models", {})
@@ -212,8 +224,9 @@ def check_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettin
         raise CheckpointError(
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
-            expected="the same data, order and objective, and where it is finished the same optimisation",
-            hint=f"restore {restored}, choose a new output_dir, or set resume=force to resume with what has changed",
+            expected="the same data, order and objective, and for a finished run the same optimizer settings",
+            hint=f"restore {restored}, choose a new output_dir, or set resume=force to resume despite the"
+            " change",
         )
     for key, (was, now) in (changed | free).items():
         consequence = (

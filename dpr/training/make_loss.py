@@ -64,7 +64,7 @@ def make_loss(
     teacher: ModelTeacher | StoredTeacher | None = None
     if settings.teacher is not None:
         if model is None:
-            raise ConfigError("loss.teacher needs the model that learns from it; give make_loss one")
+            raise ConfigError("loss.teacher needs the model that learns from it; give make_loss a model")
         paths = [str(each) for each in listed(settings.teacher)]
         if len(paths) == 1 and not has_magic(paths[0]) and not any(Path(paths[0]).glob("vectors-*.npy")):
             teacher = ModelTeacher(BiEncoder.load(paths[0], model.device), model, folder=paths[0])

@@ -43,8 +43,7 @@ class TrainingMetrics:
             self._sums += self._sums.new_tensor(sums).view_as(self._sums)
 
     def settled(self) -> list[float]:
-        """Returns all sums, over all ranks; rank 0 keeps them from now on. All ranks must call it
-        together."""
+        """Returns all sums, over all ranks; rank 0 keeps them afterwards. All ranks must call it together."""
         start = self._start
         totals = self._totals()
         self.begin(totals)

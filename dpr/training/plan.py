@@ -94,7 +94,9 @@ def make_plan(
     # With rates, rows may fill a global batch by occurring several times.
     if is_one and fitting and num_rows < global_batch_size and settings.train_sampling_rates is None:
         logger.info(
-            "all training rows make a batch of %d questions, fewer than %d", fitting, global_batch_size
+            "the training data fill only a batch of %d questions, fewer than the %d of the settings",
+            fitting,
+            global_batch_size,
         )
         global_batch_size = fitting
     seed = settings.seed
@@ -171,9 +173,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
     num_contexts = plan.global_batch_size * (1 + of_question)
     negatives = f"{num_contexts - 1:,} in-batch negatives per question, no hard negatives"
     if of_question:  # rows may have fewer
-        negatives = (
-            f"up to {num_contexts - 1:,} negatives per question, up to {of_question} of them from its own row"
-        )
+        negatives = f"up to {num_contexts - 1:,} negatives per question, including up to {of_question} from its own row"
     accumulation = f", {plan.accumulation} batches per step" if plan.accumulation > 1 else ""
     logger.info(
         "batch: %s questions x %s passages on %d rank%s (%s); %s steps per epoch, %s steps in total%s",

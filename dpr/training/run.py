@@ -1,4 +1,4 @@
-"""RunProgress of a run, the run as callbacks see it, and the moments at which they are called (``Callback``)."""
+"""Progress of a run, the run as callbacks see it, and the moments at which they are called (``Callback``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpr.training.validations.protocol import Metrics, Validation
 
 @dataclass
 class RunProgress:
-    """RunProgress of a run. The next batch, its negatives and its dropout all follow from one integer."""
+    """Progress of a run. The next batch, its negatives and its dropout are functions of the step number."""
 
     step: int = 0
     """Optimizer updates done."""
@@ -84,7 +84,7 @@ class Run(Protocol):
     device: torch.device
     settings: TrainingSettings
     config: dict[str, Any]
-    """The configuration as checkpoints keep it for people to read."""
+    """The configuration that checkpoints store for information."""
     output_dir: Path
     progress: RunProgress
     epoch: int
@@ -121,7 +121,7 @@ class Run(Protocol):
         ...
 
     def save(self) -> Path | None:
-        """Writes a checkpoint. Returns its folder, or None if the disk refused it. All ranks call it
+        """Writes a checkpoint. Returns its folder, or None if it could not be written. All ranks call it
         together."""
         ...
 

@@ -36,8 +36,8 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
     """The objective: its terms, candidates and temperature (docs/numerics.md)."""
 
     name: Any = setting("nll", choices=("nll",), or_class=True, on_resume=IDENTITY)
-    """nll (the terms below, by default the negative log-likelihood of the positive in its global batch), or
-    user-defined: module:Class, {use: module:Class, argument: value}."""
+    """nll: the weighted terms of this section, by default the negative log-likelihood of the positive in its
+    global batch; or user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
     """distinct: a passage counts once per global batch and other known positives are masked; dpr: every slot
     counts as often as it appears. Absent = distinct, or dpr with compat=dpr."""
@@ -69,8 +69,8 @@ class BatchSettings(Settings):
     batch_size: int = setting(32, unit="questions", least=1, on_resume=WARNED)
     """Questions per step and rank."""
     global_batch_size: int = setting(0, unit="questions", least=0, on_resume=IDENTITY)
-    """Questions per global batch over all ranks; 0 = batch_size x ranks of the first start. Kept when a run
-    is resumed on other ranks."""
+    """Questions per global batch over all ranks; 0 = batch_size x the number of ranks. Kept when a run is
+    resumed on another number of ranks."""
     gradient_accumulation_steps: int = setting(1, unit="global batches", least=1, on_resume=IDENTITY)
     """Global batches per optimizer step. Does not add negatives to a question."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
@@ -109,9 +109,9 @@ class OptimizerSettings(Settings):
     max_grad_norm: float = setting(1.0, least=0, on_resume=UPDATES)
     """Norm to which the gradient of an optimizer step is scaled down; 0 = no clipping."""
     ema_decay: float = setting(0.0, least=0, below=1, on_resume=UPDATES)
-    """Above 0, validate and save an exponential moving average (EMA) of the weights, in which each update
-    weighs ema_decay times as much as the next (0.999: about the last thousand). Training continues from the
-    weights themselves (docs/training.md)."""
+    """Decay per update of an exponential moving average (EMA) of the weights, which is validated and saved
+    instead of them (0.999: about the last thousand updates); 0 = no EMA. Training itself uses the weights
+    (docs/training.md)."""
 
     def betas(self) -> tuple[float, float]:
         """Returns ``adam_betas`` as two numbers."""
@@ -141,10 +141,10 @@ class ComputeSettings(Settings):
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the
     same gradients."""
     deterministic: bool = setting(False, on_resume=WARNED)
-    """Refuse operations whose result may differ from run to run on the same device; slower on a GPU."""
+    """Refuse operations whose result may differ between runs on the same device; slower on a GPU."""
     grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=WARNED)
-    """Keep the graphs of at most this many tokens and encode the rest twice: global batches of any size, same
-    gradient; 0 = whole batches."""
+    """Gradient caching: keep the graphs of at most this many tokens and encode the rest twice, for global
+    batches of any size with the same gradient; 0 = off."""
     sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=WARNED)
     """fsdp2: each process has a part of the weights, gradients and optimizer state, and a layer's weights are
     joined while it computes. For models that do not fit into one GPU with their optimizer. none: each process
@@ -171,7 +171,7 @@ class Periods(Settings):
     """Periods of logging, validation and saving, and the choice of the best checkpoint."""
 
     log_batch_step: int | None = setting(None, unit="steps", least=0, on_resume=NO_EFFECT)
-    """Optimizer steps between log lines; 0 = none, absent = 100, or a twentieth of a short run."""
+    """Optimizer steps between log lines; 0 = none, absent = 100, or fewer in a short run."""
     eval_per_epoch: int = setting(
         1,
         unit="validations",
@@ -182,8 +182,8 @@ class Periods(Settings):
     eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Optimizer steps between validations, instead of eval_per_epoch; 0 = per epoch."""
     eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT)
-    """Validate before the first step too, and compare with that at the end; absent = if the model has trained
-    weights, unless it would encode more than a fifth of what training does."""
+    """Validate before the first step, and compare the best checkpoint with the base model at the end; absent
+    = if the model has trained weights and this takes less than a fifth of the work of training."""
     best_metric: str | None = setting(None, on_resume=WARNED)
     """Metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
     val_av_rank_start_epoch."""
@@ -196,7 +196,7 @@ class Periods(Settings):
     """best: a finished run opens as its best checkpoint; better: as the base model, if no checkpoint is
     better."""
     callbacks: Any = setting(None, on_resume=WARNED)
-    """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them
+    """User-defined callbacks: module:Class, {use: module:Class, argument: value}, or a list of them
     (docs/extending.md)."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Optimizer steps between extra checkpoints; 0 = only after validations."""
@@ -233,15 +233,15 @@ class TrainNode(DevSetSettings, Periods, ComputeSettings, OptimizerSettings, Bat
     precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
     validation: Any = setting(None, on_resume=WARNED, path="input")
-    """Validations beside NLL and average rank, one or a list. {kind: retrieval, corpus: ..., questions: ...,
-    qrels: ...} searches a whole corpus (docs/training.md). User-defined ones are module:Class, or {use:
-    module:Class, argument: value} (docs/extending.md)."""
+    """Validations in addition to NLL and average rank, one or a list. {kind: retrieval, corpus: ...,
+    questions: ..., qrels: ...} searches a whole corpus (docs/training.md). User-defined ones are
+    module:Class, or {use: module:Class, argument: value} (docs/extending.md)."""
     token_store: str = setting("auto", on_resume=NO_EFFECT, path="folder")
     """Store of the tokens of training and dev sets, written once and memory-mapped. auto: in the cache
     folder, unless the run sees less than half of the rows or is a dry run; off: texts are tokenised for every
     batch; else: the folder to keep them in."""
     dry_run: bool = setting(False, on_resume=NO_EFFECT)
-    """Do two steps and a validation, print memory, speed and the needs of the whole run, and end; writes
+    """Estimate time, memory and disk space of the run from two steps and a validation, then exit; writes
     nothing into output_dir."""
 
     def check_together(self, prefix: str) -> None:
@@ -259,11 +259,12 @@ class TrainingSettings(Settings):
     """Settings of a trainer."""
 
     model_file: str | None = setting(None, also=("model",), on_resume=MODEL, path="input")
-    """Model to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers;
-    original DPR checkpoint."""
+    """Model to fine-tune or evaluate: folder of a checkpoint, a run, a Hugging Face or sentence-transformers
+    model, or a checkpoint file of the original DPR."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
-    """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it
-    even if the data or order differ, or, in a finished run, optimizer settings such as the learning rate."""
+    """auto: continue the run found in output_dir; fresh: refuse a folder that contains a run; force: continue
+    even if the data or their order have changed or, for a finished run, optimizer settings such as the
+    learning rate."""
     compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent =
     this toolkit's rules."""

@@ -64,10 +64,10 @@ class Trainer(Run):
     """Trainer of a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the
     methods that callbacks may call. Call ``train()``.
 
-    It knows no particular callback or validation: nothing is logged, validated or saved unless a callback
+    It refers to no particular callback or validation: nothing is logged, validated or saved unless a callback
     does it. ``BiEncoderTrainer`` assembles them from settings. ``train_sets`` and ``dev_sets`` are open.
     ``validations`` have the dev sets already; here they tell a resumed run whether its metrics can be
-    compared. ``config`` is stored in checkpoints for people to read.
+    compared. ``config`` is stored in checkpoints for information.
 
     Raises:
         ConfigError: settings that do not fit the data.
@@ -204,7 +204,7 @@ class Trainer(Run):
                 self._state.read(stored.folder)
             logger.info(
                 "%s %s at step %d of %d",
-                "finished:" if progress.step >= self.last_step else "resuming from",
+                "already finished:" if progress.step >= self.last_step else "resuming from",
                 stored.folder,
                 progress.step,
                 self.last_step,
@@ -349,7 +349,7 @@ class Trainer(Run):
         is_improved = name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest)
         if is_improved and broken is not None:
             logger.warning(
-                "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f",
+                "step %d cannot be the best checkpoint: the guard of %s requires %.4f, but the step has %.4f",
                 self.progress.step,
                 broken,
                 limits[broken],

@@ -23,7 +23,7 @@ EXAMPLE = """examples:
 
 
 def main(argv: list[str]) -> int:
-    """Writes the folder and prints what it holds."""
+    """Writes the folder and prints its counts."""
     options = _parser().parse_args(argv)
     configure_logging()
     packages = options.packages or default_packages()
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="decides which modules are held out (default %(default)s)",
+        help="seed of the choice of held-out modules (default %(default)s)",
     )
     parser.add_argument(
         "--dev", type=int, default=1000, metavar="N", help="dev questions, about (default %(default)s)"
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="processes that read files (default: one per core)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace what is at --out")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
     return parser
 
 

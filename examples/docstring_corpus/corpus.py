@@ -1,9 +1,9 @@
-"""A small retrieval task of real text, made from what is installed, without a network.
+"""A small retrieval task of real text, made from installed packages, without a network.
 
 1. Read pairs (first sentence, rest) from docstrings (``docstrings``).
 2. Drop pairs whose question occurs before, and pairs whose passage nearly repeats an earlier one
    (``near_duplicates``).
-3. Hold out dev and test questions by module, so that what was learned of a module cannot answer its questions
+3. Hold out dev and test questions by module, so that no training question is about a module of the test
    (``splits``).
 4. Every passage goes into the corpus; train and dev questions get BM25 hard negatives (``hard_negatives``),
    train questions from train passages only.
@@ -65,7 +65,7 @@ def prepare_docstrings(
     """Makes the folder ``out`` (corpus.tsv, train.json, dev.json, {dev,test}_questions.jsonl,
     {dev,test}_qrels.tsv) and returns counts.
 
-    Where the same was made before, the counts of then are returned.
+    If the same folder exists already, returns its counts.
 
     Raises:
         ConfigError: an unknown package.
@@ -120,8 +120,8 @@ def _make(
 
 
 def drop_repeats(docstrings: Sequence[Docstring]) -> list[Docstring]:
-    """The docstrings whose name and question are new, and whose passage does not nearly repeat an earlier
-    one."""
+    """Returns the docstrings whose name and question are new, and whose passage does not nearly repeat an
+    earlier one."""
     by_name = list({docstring.name: docstring for docstring in reversed(docstrings)}.values())[::-1]
     repeats = find_near_duplicates([docstring.summary for docstring in by_name], threshold=1.0)
     asked_once = [docstring for docstring, original in zip(by_name, repeats, strict=True) if original is None]
@@ -132,7 +132,8 @@ def drop_repeats(docstrings: Sequence[Docstring]) -> list[Docstring]:
 def split_pairs(
     docstrings: Sequence[Docstring], *, seed: int, num_dev: int, num_test: int
 ) -> list[DocstringPair]:
-    """Pairs with their split. The passage's id is the qualified name, its title the same name as words."""
+    """Returns pairs with their split. The passage's id is the qualified name, its title the same name as
+    words."""
     groups = [".".join(docstring.module.split(".")[:GROUP_DEPTH]) for docstring in docstrings]
     splits = split_by_group(groups, {TEST: num_test, DEV: num_dev}, seed=seed)
     return [
@@ -177,8 +178,8 @@ def _write_pairs(folder: Path, pairs: Sequence[DocstringPair], num_negatives: in
 def lexical_negatives(
     questions: Sequence[str], positives: Sequence[Passage], pool: Sequence[Passage], *, num_negatives: int
 ) -> list[list[Passage]]:
-    """For each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its positive,
-    best first.
+    """Returns for each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its
+    positive, best first.
 
     A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where
     fewer passages share a word with the question. Passages need ids.

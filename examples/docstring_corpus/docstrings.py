@@ -29,11 +29,11 @@ from dpr.core.logs import counted, get_logger
 from dpr.preparation.passages import sentences
 
 STANDARD_LIBRARY = "stdlib"
-"""The name that stands for the standard library among package names."""
+"""Name of the standard library among package names."""
 
 THIS_PROJECT = "dpr"
 
-# Read by default: what this toolkit needs and what that needs, so that extras of an environment change nothing.
+# Read by default: the dependencies of this toolkit, so that other packages of an environment change nothing.
 PACKAGES = "faiss huggingface_hub networkx numpy pandas scipy sympy".split()
 
 # Tests say little, and copies of other people's packages say the same thing twice.
@@ -117,7 +117,7 @@ def find_sources(
 
 
 def default_packages() -> list[str]:
-    """The standard library and those of ``PACKAGES`` that are installed."""
+    """Returns the standard library and those of ``PACKAGES`` that are installed."""
     return [STANDARD_LIBRARY, *(name for name in PACKAGES if importlib.util.find_spec(name))]
 
 
@@ -175,7 +175,7 @@ _FIELD = re.compile(
 
 
 def _environment_roots() -> list[tuple[Path, bool]]:
-    """The folder of the standard library and those packages are installed into, of the running interpreter
+    """Returns the folders of the standard library and of installed packages, of the running interpreter
     only."""
     installed = dict.fromkeys(Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib"))
     return [(Path(sysconfig.get_path("stdlib")).resolve(), True), *((root, False) for root in installed)]
@@ -200,7 +200,7 @@ def _read_file(source: SourceFile) -> list[Docstring] | None:
     found = []
     for name, node in documented(tree, source.module):
         if name.endswith("__"):
-            continue  # what __init__ and the like do is said by their class
+            continue  # the class documents __init__ and the like
         text = ast.get_docstring(node, clean=False)
         parts = split_docstring(text) if text else None
         if parts is not None:
@@ -209,15 +209,15 @@ def _read_file(source: SourceFile) -> list[Docstring] | None:
 
 
 def parse(code: str | bytes, name: str) -> ast.Module:
-    """The tree of a file; invalid escapes in other people's strings are no warning here."""
+    """Returns the syntax tree of a file, without warnings of invalid escapes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(code, filename=name)
 
 
 def documented(tree: ast.Module, module: str) -> Iterator[tuple[str, Documented]]:
-    """The module, its classes, functions and methods, also those under ``if`` and ``try``; not what functions
-    define inside."""
+    """Yields the module, its classes, functions and methods, also those under ``if`` and ``try``, but not
+    definitions inside functions."""
     yield module, tree
     stack: list[tuple[str, Iterable[ast.stmt]]] = [(module, tree.body)]
     while stack:
@@ -234,7 +234,7 @@ def documented(tree: ast.Module, module: str) -> Iterator[tuple[str, Documented]
 
 
 def clean_markup(text: str) -> str:
-    """Keeps the prose: takes out interpreter sessions, reStructuredText roles, directives and rules, and
+    """Returns the prose: removes interpreter sessions, reStructuredText roles, directives and rules, and
     back-quotes."""
     lines = []
     in_session = False

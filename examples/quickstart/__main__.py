@@ -1,10 +1,10 @@
-"""From the text on this machine to an evaluated retriever, with the public commands alone. No network, some minutes on
-two CPU cores.
+"""Trains and evaluates a retriever for texts on this machine, with the public commands. No network, some
+minutes on two CPU cores.
 
     python -m examples.quickstart
 
-Everything goes to runs/quickstart, which is removed first. Each command is printed as one would type it; here they run in
-one process, so that torch is imported once. The same environment gives the same numbers.
+Everything is written to runs/quickstart, which is removed first. Each command is printed as one would type
+it. All run in one process, so that torch is imported once. The same environment gives the same numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def run(*words: str) -> None:
-    """Shows a command as one would type it, then runs it."""
+    """Prints a command as one would type it, then runs it."""
     # double quotes, since settings may hold single ones
     print("$", *(word if shlex.quote(word) == word else f'"{word}"' for word in words), flush=True)
     if words[0] == "dpr":
@@ -53,12 +53,12 @@ def run(*words: str) -> None:
 
 
 def questions(part: str) -> list[str]:
-    """The arguments of a search with held-out questions."""
+    """Returns the arguments of a search with held-out questions."""
     return [f"questions={DATA}/{part}_questions.jsonl", f"qrels={DATA}/{part}_qrels.tsv", CORPUS]
 
 
 def main() -> None:
-    """Runs all of it."""
+    """Runs all steps."""
     start = time.monotonic()
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     shutil.rmtree(Q, ignore_errors=True)
@@ -156,7 +156,7 @@ def main() -> None:
 
     program = shutil.which("dpr") or "dpr"
     if "VIRTUAL_ENV" not in os.environ and Path(program).is_relative_to(Path.cwd()):
-        # make's own environment, which the caller's shell does not know
+        # make's own environment, which is not on the caller's PATH
         program = str(Path(program).relative_to(Path.cwd()))
     else:
         program = "dpr"

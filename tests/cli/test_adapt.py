@@ -50,7 +50,7 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_nothing_is_made_twice(
     assert main(line) == 0
     assert commands == STAGES
     told = capsys.readouterr().out
-    for expected in ("only choose the weight and do not measure quality", "with weight", "dpr search runs/x"):
+    for expected in ("used to choose the weight, not to measure quality", "with weight", "dpr search runs/x"):
         assert expected in told, expected
     run = Path("runs") / "x"
     metadata, search = (
@@ -198,9 +198,9 @@ def test_what_cannot_work_is_said_before_any_work(
     cases["corpus.jsonl model_file=docs"] = "model_file=docs holds no model.safetensors"
     cases["corpus.jsonl static=both"] = "static=both needs model_file"
     tiny_model(tmp_path / "backbone").ctx_model.backbone.save_pretrained(tmp_path / "backbone")
-    cases["corpus.jsonl static=both model_file=backbone"] = "does not say how a text becomes a vector"
+    cases["corpus.jsonl static=both model_file=backbone"] = "does not state how a text becomes a vector"
     cases["corpus.jsonl model_file=backbone out=."] = (
-        "model_file=backbone lies in out=., which this command replaces"
+        "model_file=backbone is inside out=., which this command replaces"
     )
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "run.json").write_text("{}")
@@ -222,9 +222,7 @@ def test_what_cannot_work_is_said_before_any_work(
         ({0.2: 0.3, 0.4: 0.4, 0.5: 0.45, 0.55: 0.46, 0.6: 0.47, 1: 0.9}, 0.5),
     ],
 )
-def test_the_weight_stays_within_bounds_and_near_the_default(
-    values: dict[float, float], weight: float
-) -> None:
+def test_the_weight_stays_in_bounds_and_near_the_default(values: dict[float, float], weight: float) -> None:
     assert chosen_weight(values) == weight
 
 

@@ -500,7 +500,7 @@ GIVEN: dict[str, Callable[[Workplace, Path], None] | str] = {
     **dict.fromkeys(["dev.json", "dev.jsonl", "nq_dev", "nq_dev.json"], first_samples(16)),
     "my data": make_folder_of_data,
     "scored.json": write_scored,
-    "faq.tsv": write_pairs,
+    **dict.fromkeys(["train.tsv", "test.tsv", "faq.tsv"], write_pairs),
     "faq.csv": write_faq_table,
     "squad/train-v1.1.json": write_squad,
     "qidpidtriples.train.full.tsv": write_triples,

@@ -127,9 +127,7 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
     others = f"encoded_ctx_files=[{tmp_path / 'vectors_0'}]"
     assert retrieve(world, tmp_path / "other.run", *own, others) == 3, "the index is of other vectors"
     assert main(["verify", str(tmp_path / "index")]) == 0
-    assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, (
-        "a file does not make a class run"
-    )
+    assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, "a file runs no class"
     assert Retriever.open(tmp_path, indexer=VECTORS, device="cpu").search("anything", 1)
 
 

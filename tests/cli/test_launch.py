@@ -300,9 +300,7 @@ class TestHelp:
         assert max(map(len, text.splitlines())) <= 140
 
     @pytest.mark.parametrize("name", COMMANDS)
-    def test_a_long_list_begins_with_few_settings(
-        self, name: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_long_list_begins_with_a_few(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
         kind = COMMANDS[name].settings_class()
         keys = [entry.key for entry in settings(kind)]
         assert len(keys) <= 26 or hasattr(kind, "FIRST")

@@ -44,9 +44,7 @@ def run(argv: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProc
 class TestPlain:
     """No launcher, no torch: these are quick."""
 
-    def test_script_of_a_bare_clone_and_installed_command_run_from_another_folder(
-        self, tmp_path: Path
-    ) -> None:
+    def test_script_of_a_clone_and_installed_command_run_from_another_folder(self, tmp_path: Path) -> None:
         command = shutil.which("dpr", path=sysconfig.get_path("scripts"))
         assert command or not os.environ.get("CI"), "the package is not installed"
         script = [sys.executable, str(REPOSITORY / "train_dense_encoder.py")]

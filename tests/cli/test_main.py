@@ -57,7 +57,7 @@ def test_verify_judges_single_files_by_their_checksum_and_says_what_has_none(
     reported = capsys.readouterr().out
     assert (
         reported.count(f"{results}: good") == 2
-        and f"{folder}: no checksum says what these held: notes.txt\n" in reported
+        and f"{folder}: files without a checksum: notes.txt\n" in reported
     )
     assert main(["verify", str(tmp_path / "notes.txt")]) == 3
     assert "no notes.txt.sha256 beside it" in capsys.readouterr().out

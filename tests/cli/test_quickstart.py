@@ -61,7 +61,7 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     assert commands == STAGES
     told = capsys.readouterr()
     assert "could not be read" not in told.out
-    assert "again, and what follows: " in told.err
+    assert "and all later stages: " in told.err
 
 
 def test_what_cannot_work_is_said_before_any_work(

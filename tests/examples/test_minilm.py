@@ -52,10 +52,7 @@ def test_vectors_and_rankings_are_those_of_sentence_transformers(
     library = pytest.importorskip("sentence_transformers")
     questions, passages = scifact
     theirs = library.SentenceTransformer(str(model_folder), device="cpu")
-    expected = [
-        theirs.encode(questions),
-        theirs.encode([f"{passage.title} {passage.text}" for passage in passages]),
-    ]
+    expected = [theirs.encode(questions), theirs.encode([f"{each.title} {each.text}" for each in passages])]
     model = BiEncoder.load(model_folder)
     found = [model.encode_questions(questions), model.encode_passages(passages)]
     for ours, other in zip(found, expected, strict=True):

@@ -20,7 +20,5 @@ def test_each_vector_is_a_line_with_its_passage(
     main()
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["id"] for line in lines] == [item.id for item in passages(50)]
-    assert [(line["title"], line["text"]) for line in lines] == [
-        (item.title, item.text) for item in passages(50)
-    ]
+    assert [(row["title"], row["text"]) for row in lines] == [(one.title, one.text) for one in passages(50)]
     np.testing.assert_array_equal(np.array([line["vector"] for line in lines], np.float32), vectors(50, 16))

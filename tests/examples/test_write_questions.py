@@ -35,14 +35,9 @@ def test_each_passage_gets_its_questions_and_the_seed_decides_them(
         monkeypatch.setattr("sys.argv", ["write_questions.py", *given])
         main()
         data = open_training_set(out, name="written")
-        return [
-            (sample.question, str(sample.positives[0].id))
-            for sample in (data[row] for row in range(len(data)))
-        ]
+        return [(one.question, str(one.positives[0].id)) for one in (data[row] for row in range(len(data)))]
 
     first = questions("first.jsonl", 0)
-    assert {key for _, key in first} == {passage.id for passage in passages} and len(first) == len(
-        set(first)
-    ) <= 10
+    assert {key for _, key in first} == {item.id for item in passages} and len(first) == len(set(first)) <= 10
     assert questions("again.jsonl", 0) == first
     assert questions("other.jsonl", 1) != first

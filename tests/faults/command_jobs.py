@@ -149,9 +149,7 @@ def make_inputs(folder: Path) -> None:
     write_original(folder / "x.cp", original_names(model.weights()), flat_params(str(folder / "encoder")))
     vectors = np.asarray(model.encode_passages(passages))
     for number in range(2):
-        part = list(zip([passage.id for passage in passages], vectors, strict=True))[
-            number * 20 : number * 20 + 20
-        ]
+        part = list(zip([item.id for item in passages], vectors, strict=True))[number * 20 : number * 20 + 20]
         (folder / f"wiki_{number}").write_bytes(pickle.dumps(part))
     for name in ("a", "b"):
         values = {metric: [rng.random() for _ in range(8)] for metric in ("mrr@10", "accuracy@1")}
@@ -163,9 +161,7 @@ def make_inputs(folder: Path) -> None:
     for number in range(5):
         sections = (f"## {sentence(rng, 5)}\n\n{sentence(rng, 8)}. {sentence(rng, 20)}.\n" for _ in range(8))
         (folder / "docs" / f"page{number}.md").write_text(f"# {sentence(rng, 5)}\n\n" + "\n".join(sections))
-    (folder / "faq.tsv").write_text(
-        "".join(f"{sentence(rng, 6)}?\tpage{number % 5}.md\n" for number in range(12))
-    )
+    (folder / "faq.tsv").write_text("".join(f"{sentence(rng, 6)}?\tpage{row % 5}.md\n" for row in range(12)))
     (folder / "run").mkdir()
     lines = [{"step": step, "epoch": 0, "train/loss": 1 / step, "time": 0.0} for step in range(1, 9)]
     (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

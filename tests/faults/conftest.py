@@ -41,10 +41,8 @@ class Row:
     seconds: float = 0.0
 
     def line(self) -> str:
-        return (
-            f"| {self.id} | {self.fault} | {self.expected} | {self.passed}/{self.tried} |"
-            f" {self.seconds:.0f} |"
-        )
+        count = f"{self.passed}/{self.tried}"
+        return f"| {self.id} | {self.fault} | {self.expected} | {count} | {self.seconds:.0f} |"
 
 
 ROWS = pytest.StashKey[dict[str, Row]]()
@@ -52,9 +50,7 @@ ROWS = pytest.StashKey[dict[str, Row]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-faults", action="store_true", help="all trials of tests/faults instead of some")
-    parser.addoption(
-        "--fault-table", metavar="FILE", help="Markdown file whose table gets the counts of this run"
-    )
+    parser.addoption("--fault-table", metavar="FILE", help="Markdown file whose table gets the counts")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -146,9 +142,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
         "--fault-table"
     ):  # at once, so that what is done stays when the rest is not
         _write_table(Path(target), {name: row for name, row in rows.items() if row.tried})
-    assert not case.failures, f"{len(case.failures)} trials of {row.tried} failed\n" + "\n".join(
-        case.failures
-    )
+    assert not case.failures, f"{len(case.failures)} of {row.tried} failed\n" + "\n".join(case.failures)
 
 
 def fault(

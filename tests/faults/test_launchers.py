@@ -117,10 +117,7 @@ def test_restart_in_place(trial: Trial, workshop: Workshop, undisturbed: dict[in
     injections = json.dumps([["at_step", {"step": step, "on_rank": victim, "what": "dies"}]])
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     recipe = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    with launched(workshop, trial.output_dir, *recipe, injections=injections, **variables) as (
-        process,
-        log,
-    ):
+    with launched(workshop, trial.output_dir, *recipe, injections=injections, **variables) as (process, log):
         assert process.wait(timeout=90) == 0, log.read_text()
     assert log.read_text().count(f"rank {victim} dies") == 1
     assert final_hash(trial.output_dir) == undisturbed[2]

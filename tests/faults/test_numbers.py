@@ -21,9 +21,7 @@ DIVERGED = 4
 def check_all_saved_are_numbers(workshop: Workshop, trial_dir: object) -> None:
     for folder in checkpoint_folders(trial_dir):  # type: ignore[arg-type]
         assert not verify_folder(folder)
-        assert all(torch.isfinite(tensor).all() for tensor in read_tensors(folder, MODEL_FILE).values()), (
-            folder
-        )
+        assert all(torch.isfinite(each).all() for each in read_tensors(folder, MODEL_FILE).values()), folder
 
 
 @fault(

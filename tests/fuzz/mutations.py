@@ -54,9 +54,7 @@ BYTES: tuple[Mutation, ...] = (flip, overwrite, cut, insert, lose, repeat)
 
 def newlines(data: bytes, rng: random.Random) -> bytes:
     """Mixed ends of lines."""
-    return b"".join(
-        line + rng.choice((b"\n", b"\r\n", b"\r", b"\n\n", b"\n \n")) for line in data.split(b"\n")
-    )
+    return b"".join(row + rng.choice((b"\n", b"\r\n", b"\r", b"\n\n", b"\n \n")) for row in data.split(b"\n"))
 
 
 def encoding(data: bytes, rng: random.Random) -> bytes:

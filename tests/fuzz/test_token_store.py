@@ -69,9 +69,7 @@ def damage(folder: Path, rng: random.Random) -> str:
     return f"{file.relative_to(folder)} {kind}"
 
 
-def test_whatever_happens_to_a_store_its_tokens_are_those_of_the_text(
-    text: TrainingSet, tmp_path: Path
-) -> None:
+def test_a_damaged_store_has_the_tokens_of_the_text(text: TrainingSet, tmp_path: Path) -> None:
     tensorizer = Tensorizer.load(
         encoder_folder(tmp_path / "tokenizer"), sequence_length=12, question_length=6
     )

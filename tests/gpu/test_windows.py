@@ -9,7 +9,7 @@ import torch
 from dpr.core.batch import TokenBatch
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from tests.unit.models.fast.test_attention import WINDOWED
+from tests.unit.models.fast.test_packing import WINDOWED
 
 pytestmark = pytest.mark.gpu
 

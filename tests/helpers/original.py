@@ -69,9 +69,7 @@ def write_original(
     path: Path, weights: Mapping[str, Tensor], params: Mapping[str, Any], *, as_zip: bool = True
 ) -> Path:
     """A whole checkpoint, optimizer and schedule included."""
-    parameters = [
-        torch.nn.Parameter(tensor.clone()) for tensor in weights.values() if tensor.is_floating_point()
-    ]
+    parameters = [torch.nn.Parameter(each.clone()) for each in weights.values() if each.is_floating_point()]
     optimizer = torch.optim.AdamW(parameters, lr=2e-5)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)

@@ -16,9 +16,7 @@ from dpr.formats.training_files.dpr import write_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 
-WORDS = tuple(
-    first + second for first in "b c d f g h k l m n p r s t v w".split() for second in "a e i o u".split()
-)
+WORDS = tuple(one + two for one in "b c d f g h k l m n p r s t v w".split() for two in "a e i o u".split())
 VOCABULARY = (*"[PAD] [unused0] [unused1] [unused2] [UNK] [CLS] [SEP] [MASK] ' - ?".split(), *WORDS)
 
 

@@ -27,6 +27,7 @@ from dpr.training.validations.protocol import Metrics
 from tests.helpers.needs import put
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 
+Tensors = dict[str, Tensor]
 DEFAULTS: dict[str, Any] = {
     "batch_size": 8,
     "num_train_epochs": 2,
@@ -149,7 +150,7 @@ class KilledAt(Callback):
             raise KeyboardInterrupt
 
 
-def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+def gradients(model: torch.nn.Module) -> Tensors:
     return {
         name: full_tensor(parameter.grad).to_dense().clone()
         for name, parameter in model.named_parameters()
@@ -157,7 +158,7 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     }
 
 
-def encoded(tower: Encoder, batch: TokenBatch) -> dict[str, Tensor]:
+def encoded(tower: Encoder, batch: TokenBatch) -> Tensors:
     """Vectors of a batch, and the gradients of a sum in which every number has a weight of its own."""
     tower.zero_grad()
     vectors = tower(batch)
@@ -166,7 +167,7 @@ def encoded(tower: Encoder, batch: TokenBatch) -> dict[str, Tensor]:
     return {"vectors": vectors.detach(), **gradients(tower)}
 
 
-def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> dict[str, Tensor]:
+def taken(step: Step, model: BiEncoder, batches: Sequence[BiEncoderBatch]) -> Tensors:
     """Loss, number correct and gradient of one optimizer step, as every rank of a group sees them."""
     loss, correct, questions = (torch.zeros((), dtype=torch.float64) for _ in range(3))
     for number, batch in enumerate(batches, 1):
@@ -181,20 +182,18 @@ def newest(run: Path) -> Path:
     return run_folders.checkpoint_folders(run)[0]
 
 
-def stored(run: Path) -> dict[str, Tensor]:
+def stored(run: Path) -> Tensors:
     """Weights and optimizer state of its last checkpoint."""
     weights = checkpoints.read_tensors(newest(run), checkpoints.MODEL_FILE)
     return weights | checkpoints.read_tensors(newest(run), checkpoints.OPTIMIZER_FILE)
 
 
-def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_same_bits(found: Tensors, expected: Tensors) -> None:
     assert found.keys() == expected.keys()
     assert not [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
 
 
-def assert_near(
-    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, where: str = ""
-) -> None:
+def assert_near(found: Tensors, expected: Tensors, tolerance: float, where: str = "") -> None:
     assert found.keys() == expected.keys(), where
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=tolerance, msg=f"{name} {where}")

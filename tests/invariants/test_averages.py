@@ -134,9 +134,7 @@ def test_what_is_measured_is_what_is_saved(runs: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("runs", ["transformer"], indirect=True)
-def test_it_can_be_switched_off_and_on_while_a_run_is_under_way(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_it_can_be_switched_off_and_on_while_a_run_goes_on(runs: tuple[Path, Path], tmp_path: Path) -> None:
     folder, out = runs
     for name, first in (("off", DECAY), ("on", 0.0)):
         train(folder, tmp_path / name, stop_after=STOP_AT, ema_decay=first)
@@ -144,9 +142,7 @@ def test_it_can_be_switched_off_and_on_while_a_run_is_under_way(
     plain = stored(out / "plain")
     for found, expected in zip(stored(tmp_path / "off"), plain, strict=True):
         assert_same_bits(found, expected)
-    assert all(
-        torch.equal(stored(tmp_path / "on")[1][f"twin/{name}"], tensor) for name, tensor in plain[0].items()
-    )
+    assert all(torch.equal(stored(tmp_path / "on")[1][f"twin/{key}"], each) for key, each in plain[0].items())
 
 
 def test_the_mean_is_the_same_on_any_ranks_and_sharded_and_resumed(tmp_path: Path) -> None:

@@ -72,9 +72,7 @@ class Original:
             hard = list(sample.hard_negatives) or list(sample.other_negatives)
             positives.append(len(slots))
             slots += [sample.positives[0], *sample.other_negatives[:num_other], *hard[:num_hard]]
-        questions = self.encode(
-            "question_model", [(sample.question.replace("\u2019", "'"),) for sample in batch]
-        )
+        questions = self.encode("question_model", [(one.question.replace("\u2019", "'"),) for one in batch])
         passages = self.encode(
             "ctx_model", [(p.title, p.text.strip()) if p.title else (p.text.strip(),) for p in slots]
         )
@@ -83,9 +81,7 @@ class Original:
     def train(self, samples: list[TrainingSample], order: list[int]) -> list[float]:
         named = [item for tower in self.towers.values() for item in tower.named_parameters()]
         plain = [parameter for name, parameter in named if "bias" in name or "LayerNorm.weight" in name]
-        decayed = [
-            parameter for name, parameter in named if not ("bias" in name or "LayerNorm.weight" in name)
-        ]
+        decayed = [each for name, each in named if not ("bias" in name or "LayerNorm.weight" in name)]
         optimizer = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
             lr=RATE,

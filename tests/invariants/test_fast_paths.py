@@ -70,9 +70,7 @@ def test_every_fast_path_trains_as_the_slow_one(
     monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)  # several packs
     monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 1)
     slow, weights = trained(tmp_path, TOWERS[towers], packed=False)
-    assert len(slow.losses) == 4 and max(slow.losses) - min(slow.losses) > 0.01, (
-        "a flat curve would prove little"
-    )
+    assert len(slow.losses) == 4 and max(slow.losses) - min(slow.losses) > 0.01, "a flat curve proves little"
     assert min(slow.norms) > LIMIT, "every update is clipped"
     paths = PATHS if towers == "two towers" else {"all together": PATHS["all together"]}
     for name, path in paths.items():

@@ -44,7 +44,7 @@ def logged(folder: Path, output_dir: Path, **options: Any) -> list[Metrics]:
     trainer.callbacks.append(Calling("on_log", lambda run, metrics: logs.append(dict(metrics))))
     trainer.train()
     return [
-        {name: value for name, value in line.items() if name.startswith(("pool/", "train/"))} for line in logs
+        {name: own for name, own in line.items() if name.startswith(("pool/", "train/"))} for line in logs
     ]
 
 
@@ -64,7 +64,7 @@ def test_they_are_the_same_on_any_ranks_cached_and_sharded(tmp_path: Path) -> No
     (expected,) = run_on_ranks(every_case, 1, folder, tmp_path / "1", sample)
     names = {f"pool/{name}" for name in (*batch_metrics.OF_QUESTIONS, "effective_rank")}
     names |= {
-        f"train/{name}/{kind}" for name in ("small", "large") for kind in ("loss", "in_batch_acc", "share")
+        f"train/{key}/{what}" for key in ("small", "large") for what in ("loss", "in_batch_acc", "share")
     }
     assert len(expected["direct"]) == 3 and all(names <= line.keys() for line in expected["direct"])
     for results in run_on_ranks(every_case, 2, folder, tmp_path / "2", sample):

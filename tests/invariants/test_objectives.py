@@ -155,11 +155,7 @@ WAYS = {
 
 
 def every_case(folder: Path) -> dict[tuple[str, str], dict[str, torch.Tensor]]:
-    return {
-        (name, way): gradient_of(folder, name, **options)
-        for name in OBJECTIVES
-        for way, options in WAYS.items()
-    }
+    return {(name, way): gradient_of(folder, name, **how) for name in OBJECTIVES for way, how in WAYS.items()}
 
 
 @pytest.fixture(scope="module")

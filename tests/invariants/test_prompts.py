@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_training_set(folder / "train.json", samples)
     write_training_set(folder / "dev.json", make_samples(12, seed=2))
     passages = list(
-        dict.fromkeys(Passage(each.text, each.title) for sample in samples for each in sample.positives)
+        dict.fromkeys(Passage(each.text, each.title) for one in samples for each in one.positives)
     )
     write_passages(
         folder / "corpus.tsv",

@@ -129,7 +129,7 @@ def test_weights_really_weigh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     even = gradient_of_a_step(folder)
     torch.testing.assert_close(weighed["loss"], even["loss"])  # what is logged is the loss as it is
     assert any(
-        not torch.allclose(weighed[name], even[name]) for name in weighed if name not in ("loss", "correct")
+        not torch.allclose(weighed[key], even[key]) for key in weighed if key not in ("loss", "correct")
     )
 
 
@@ -278,7 +278,7 @@ def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> Non
 
 def test_a_set_that_is_open_already_names_no_file(tmp_path: Path) -> None:
     model, options = tiny_model(encoder_folder(tmp_path / "encoder")), DataSetSettings(file="train.json")
-    with pytest.raises(ConfigError, match="options of tiny say where to read it, but it is open"):
+    with pytest.raises(ConfigError, match="options of tiny name files, but the data set is already open"):
         make_trainer(model, [(ListSource(make_samples(8)), options)], [], tmp_path / "run")
 
 

@@ -44,7 +44,7 @@ def every_case(folder: Path, sharding: str) -> dict[str, dict[str, torch.Tensor]
         # a batch would be several packs, their number another one on each rank
         patch.setattr(packed, "CPU_FORWARD_TOKENS", 60)
         return {
-            name: gradient_of_a_step(folder, {**case, "sharding": sharding}) for name, case in CASES.items()
+            key: gradient_of_a_step(folder, {**case, "sharding": sharding}) for key, case in CASES.items()
         }
 
 
@@ -134,7 +134,7 @@ def test_fp16_scales_the_loss_and_skips_updates_as_it_does_on_whole_models(runs:
     assert_near(final_state(runs / "fp16"), final_state(runs / "whole-fp16"), 1e-4)
     logs = [(runs / name / "metrics.jsonl").read_text().splitlines() for name in ("whole-fp16", "fp16")]
     scales = [
-        [json.loads(line)["optim/loss_scale"] for line in log if "optim/loss_scale" in line] for log in logs
+        [json.loads(row)["optim/loss_scale"] for row in log if "optim/loss_scale" in row] for log in logs
     ]
     assert scales[0] == scales[1] and len(scales[0]) == LAST_STEP
 

@@ -81,9 +81,7 @@ def test_bm25_and_the_hybrid_stand_beside_it(folder: Path, tmp_path: Path) -> No
     questions, qrels = read_questions(folder / "questions.jsonl"), read_qrels(folder / "qrels.tsv")
     found = to_rankings(lexical_search(PassageSource(folder / "corpus.tsv"), questions, 100))
     run = {question.id: ranking for question, ranking in zip(questions, found, strict=True)}
-    wanted = mean_metrics(
-        evaluate_questions(run, {key: grades for key, grades in qrels.items() if key in run})
-    )
+    wanted = mean_metrics(evaluate_questions(run, {key: own for key, own in qrels.items() if key in run}))
     start = job.progress.start_metrics
     assert start["eval/own/bm25/ndcg@10"] == pytest.approx(wanted["ndcg@10"]) != start["eval/own/ndcg@10"]
     assert len({start[f"eval/own/{way}ndcg@10"] for way in ("", "bm25/", "hybrid/")}) == 3

@@ -96,9 +96,7 @@ def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path)
 
 
 @pytest.mark.parametrize(("crop", "mask"), [(9, 0.15)])
-def test_curve_metrics_and_weights_are_bitwise_those_of_the_text(
-    folder: Path, crop: int, mask: float
-) -> None:
+def test_curve_metrics_and_weights_are_bitwise_of_the_text(folder: Path, crop: int, mask: float) -> None:
     results = []
     for number, setting in enumerate(("off", "auto", "auto", str(folder / "tokens"))):
         config = config_of(folder, f"run-{number}", token_store=setting)

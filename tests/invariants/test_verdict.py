@@ -141,7 +141,7 @@ class Scripted(Validation):
         (
             [2.5591] * 40,
             [2.5592, 2.5593] * 20,
-            "no significant difference to the base model (mine 2.559 -> 2.559, +0.000",
+            "no significant difference from the base model (mine 2.559 -> 2.559, +0.000",
         ),
         (
             [0.1] * 40,

@@ -237,9 +237,7 @@ def test_a_damage_of_a_cross_encoder_is_one_line(case: str, folders: dict[str, P
 @pytest.mark.parametrize("case", [case for case in FEW if not case.startswith("weights")])
 def test_a_damage_of_a_checkpoint_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Also where its manifest was made again."""
-    folder = damaged(
-        folders["checkpoint"], tmp_path / "model", lambda folder: DAMAGES[case](folder / "encoder")
-    )
+    folder = damaged(folders["checkpoint"], tmp_path / "model", lambda it: DAMAGES[case](it / "encoder"))
     (folder / MANIFEST).unlink()
     write_manifest(folder, {})
     assert str(folder) in message_of(lambda: BiEncoder.load(folder))

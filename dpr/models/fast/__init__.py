@@ -1,1 +1,1 @@
-"""Packing and kernels, which make towers fast. Vectors are defined in ``dpr.models``; nothing here changes them."""
+"""Packing and kernels that make towers fast, without changing the vectors, which ``dpr.models`` defines."""

@@ -228,8 +228,8 @@ class _DroppedAttention(torch.autograd.Function):
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Makes torch compute attention with any of its kernels but cuDNN's inside the block; it prefers cuDNN's
-    on an H100 from torch 2.13 on.
+    """Makes torch compute attention with any of its kernels except cuDNN's inside the block. On an H100,
+    torch 2.13 and later versions prefer cuDNN's.
 
     cuDNN plans every new pair of number and length of sequences on the host, for tens of milliseconds. The
     pairs of buckets and packs are hardly ever seen twice. Its backward also sums in an order that may change.

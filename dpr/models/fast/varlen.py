@@ -98,7 +98,7 @@ def is_usable(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
             f"the kernel's heads are multiples of {HEAD_MULTIPLE} up to {WIDEST_HEAD} wide, not {head_size}"
         )
     if lack is not None:
-        warn_once(logger, "encoder.attention=varlen has no effect here (%s); attention is SDPA's", lack)
+        warn_once(logger, "encoder.attention=varlen has no effect here (%s); SDPA is used", lack)
     return lack is None
 
 

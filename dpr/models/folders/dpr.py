@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import CheckpointError
 from dpr.data.tensorizer import Tensorizer

@@ -1,8 +1,8 @@
 """The layouts of models' files and folders: which one a folder has, what that states, and its reader.
 
-Another layout is one more entry of ``_LAYOUTS``; if its parts lie in folders that no file names, these are also
-named in ``dpr.models.sources``. Statements of a folder take precedence over settings. Code in a folder is never
-run, and pickled weights are not read.
+Another layout is one more entry of ``_LAYOUTS``; if its parts are in folders that no file names, add these to
+``dpr.models.sources``. Statements of a folder take precedence over settings. Code in a folder is never run,
+and pickled weights are not read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OWN = Layout(lambda folder: checkpoints.is_checkpoint(folder.path), read_own_che
 """A checkpoint of this toolkit. Only its encoder's folder may come from elsewhere."""
 BACKBONE = Layout(lambda folder: folder.has(CONFIG), read_backbone, states_vectors=False)
 """A Hugging Face encoder alone."""
-# Of the layouts that fit a folder, it has the first.
+# A folder has the first layout that fits it.
 _LAYOUTS = (
     Layout(lambda folder: folder.has(MODULES), read_sentence_transformers),
     Layout(is_hf_dpr_pair, read_hf_dpr),

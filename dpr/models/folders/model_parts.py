@@ -36,8 +36,8 @@ _NO_MATTER = re.compile(
 
 
 class Given(NamedTuple):
-    """What a person gives beside a folder: settings that it may not state, the ``base`` model of its adapters in
-    place of the one that it names, and dropout."""
+    """Options that a user gives with a folder: settings that it may not state, the ``base`` model of its
+    adapters in place of the one that it names, and dropout."""
 
     settings: EncoderSettings = EncoderSettings()
     base: str | None = None
@@ -58,9 +58,9 @@ class ModelParts(NamedTuple):
     temperature: float | None = None
     learned_temperature: float | None = None
     base: BaseModel | None = None
-    """Model that the weights belong to, if they are adapters."""
+    """Base model of the weights, if they are adapters."""
     backbone: Any = None
-    """That model, if it was loaded already."""
+    """Base model of the adapters, if it is already loaded."""
     stated: frozenset[str] = frozenset()
 
 
@@ -85,15 +85,15 @@ class ForeignTower(NamedTuple):
     tokenizer: Any
     weights: dict[str, Tensor]
     longest: int = LONGEST
-    """Most tokens of a text that its backbone reads."""
+    """Maximum number of tokens of a text that its backbone reads."""
     has_token_types: bool = False
     """True if its backbone takes token types. The library passes them to it; the toolkit leaves them out."""
     settings: Mapping[str, Any] = {}
     """Settings that follow from its weights: ``projection_dim`` and, of an adapter, rank, scale and layers."""
     base: BaseModel | None = None
-    """Model that its adapter belongs to."""
+    """Name of the base model of its adapter."""
     backbone: Any = None
-    """That model."""
+    """Base model of its adapter."""
 
 
 def backbone_metadata(backbone: Any) -> tuple[int, bool]:

@@ -195,7 +195,7 @@ def dense_layer(folder: ModelFolder) -> tuple[Tensor, Tensor, str]:
     stated = folder.settings(CONFIG)
     if not stated:
         raise CheckpointError("is missing or empty", file=file, expected="the settings of a Dense")
-    folder.require_plain(CONFIG, _PLAIN_DENSE, "a linear layer behind the pooling")
+    folder.require_plain(CONFIG, _PLAIN_DENSE, "a linear layer after the pooling")
     function = stated.get("activation_function", _TANH)
     activation = next((name for name, path in ACTIVATIONS.items() if path == function), None)
     if activation is None:

@@ -1,5 +1,5 @@
 """Reader of what a sentence-transformers folder states: the modules that the texts of each side pass, and the
-settings of vectors and texts beside them. ``sentence_transformers`` reads the weights.
+settings of vectors and texts. ``sentence_transformers`` reads the weights.
 
 Each setting is applied or refused: a folder whose vectors would differ from the library's is not read.
 """

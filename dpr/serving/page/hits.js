@@ -16,7 +16,7 @@ function number(value) {
   return Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "-";
 }
 
-// How a passage moved: its rank in the other list less its rank here.
+// Difference of ranks: the rank in the other list minus the rank here.
 export function shift(rank, other, name) {
   if (other === undefined) return element("span", "shift only", "only here");
   const moved = other - rank;
@@ -40,7 +40,7 @@ function facts(hit) {
   return shown;
 }
 
-// Where a passage was taken from: a link where the service gives an address of the web, else file and line, or the corpus; and its id.
+// Source of a passage: a link if the service gives a web address, else file and line, or the corpus; and its id.
 function origin(hit) {
   const { place, heading, url } = hit.origin ?? {};
   const shown = [place || hit.file, (hit.title ?? "").endsWith(heading ?? "") ? "" : heading, hit.id].filter(Boolean);

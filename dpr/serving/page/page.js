@@ -102,14 +102,14 @@ function show(asked, answers, k, isFiltered) {
     $(`time-${column}`).textContent = `${exactness(indexes[$(column).selectedIndex])}${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
     draw($(`hits-${column}`), hits, isUnanswered, asked.length > 1 ? ranks[1 - place] : null, label(COLUMNS[1 - place]));
   });
-  const within = isFiltered ? " Searched among the passages that pass the filter." : "";
+  const within = isFiltered ? " Only passages that match the filter were searched." : "";
   if (asked.length < 2) return say(within.trim());
   const both = [...ranks[0].keys()].filter((id) => ranks[1].has(id)).length;
   const same = answers[0].hits[0] && answers[0].hits[0].id === answers[1].hits[0]?.id;
   say(`${both} of the first ${k} passages are in both columns; the first one ${same ? "is the same" : "differs"}.${within}`);
 }
 
-// What is known about an index that does not find everything: its recall as it was measured when it was built.
+// Description of an approximate index: its recall, measured when it was built.
 function exactness(index) {
   if (index.exact !== false) return "";
   const [name, value] = Object.entries(index.recall?.values ?? {})[0] ?? [];
@@ -124,8 +124,8 @@ function name() {
   }
 }
 
-// The question and the choices as the page's address, so that a comparison can be sent and the back button works. They stand behind its
-// "#", which browsers send to nobody: no length is too great, and no log of a proxy has the question.
+// Writes the question and the choices into the page's address, so that a comparison can be shared and the back button works. They come
+// after "#", which browsers do not send: any length is possible, and no log of a proxy contains the question.
 function remembered(question, filter) {
   const values = new URLSearchParams({ q: question, left: $("left").value, right: $("right").value, k: $("k").value });
   if (filter) values.set("filter", JSON.stringify(filter));
@@ -160,8 +160,8 @@ async function open() {
     return void setTimeout(open, 1000);
   }
   indexes = info.indexes.filter((index) => index.mode !== "model");
-  if (!indexes.length) return say("Vectors of texts are served here, and no passages: /v1/embeddings.");
-  // A run with one way of searching is called by its name, several ways by theirs.
+  if (!indexes.length) return say("This service has no passages to search; it serves embeddings at /v1/embeddings.");
+  // Indexes are named by their mode if there is one run, else by the run, with the mode if the run has several.
   const runs = new Set(indexes.map((index) => index.run));
   const names = indexes.map(({ run, mode }) => {
     if (runs.size < 2) return WAYS[mode];

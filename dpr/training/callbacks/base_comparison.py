@@ -59,7 +59,7 @@ class Comparison:
 
     def __str__(self) -> str:
         words = {
-            "no difference": "no significant difference to",
+            "no difference": "no significant difference from",
             "not tested": "not tested against",
             "too few questions": "too few questions to tell whether it is better than",
         }
@@ -211,8 +211,8 @@ def validations_ahead(run: Run) -> list[Validation]:
 
 def is_base_measured(run: Run) -> bool:
     """Returns whether the base model is measured: if ``train.eval_at_start``, ``keep`` or a guard asks for it
-    or, with the first absent, if the model has trained weights and measuring is cheap beside training. All
-    ranks call it together."""
+    or, with the first absent, if the model has trained weights and measuring is cheap compared with training.
+    All ranks call it together."""
     train = run.settings.train
     ahead = validations_ahead(run)
     if not ahead:
@@ -234,7 +234,7 @@ def is_base_measured(run: Run) -> bool:
 
 
 def _compared(run: Run, metrics: Metrics) -> Values:
-    """Returns the question values of the metrics that are compared, and of BM25's beside them."""
+    """Returns the question values of the compared metrics, and those of BM25."""
     best = run.best_by(metrics)[0]
     names = [best, _correct_beside(best), *(name for each in run.validations for name in each.judged_by)]
     values = {name: of_each for each in run.validations for name, of_each in each.values.items()}

@@ -51,9 +51,9 @@ class Tracker(Callback):
             reason = first_line(error)
             if is_new:
                 raise ConfigError(
-                    f"{name} cannot be opened: {reason}; mend that, or leave out {self.setting}"
+                    f"{name} cannot be opened: {reason}; fix that, or leave out {self.setting}"
                 ) from error
-            logger.warning("%s takes no metrics of this resumed run: %s", name, reason)
+            logger.warning("%s gets no metrics of this resumed run: %s", name, reason)
             return
         self._is_open = True
         if not run.progress.step and run.progress.start_metrics:
@@ -66,7 +66,7 @@ class Tracker(Callback):
             except Exception as error:
                 self._is_open = False
                 logger.warning(
-                    "%s takes no more metrics since step %d: %s",
+                    "%s gets no more metrics after step %d: %s",
                     type(self).__name__,
                     run.progress.step,
                     error,

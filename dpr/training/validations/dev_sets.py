@@ -175,7 +175,7 @@ class NllValidation(DevSetValidation):
 
 class AverageRankValidation(DevSetValidation):
     """``eval/avg_rank`` (0 is best) among the passages of all dev questions. ``eval/avg_rank_low`` and
-    ``eval/avg_rank_high`` are its bounds, with all ties won or all ties lost.
+    ``eval/avg_rank_high`` are its bounds: the positive ranks before, or after, all passages with its score.
 
     Due from ``val_av_rank_start_epoch``. Scores are computed in blocks; the whole matrix is never in memory.
     """

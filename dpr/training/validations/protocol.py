@@ -38,8 +38,8 @@ class Validation(ABC):
     """Margin by which the best checkpoint may be worse than the base model in the first metric of
     ``judged_by``; None = no limit."""
     values: Mapping[str, Sequence[float]] = MappingProxyType({})
-    """Values of all questions in the last call, by metric, of which each metric is the mean. They are always
-    in one order; on rank 0."""
+    """Values of all questions in the last call, by metric; each metric is their mean. They are always in the
+    same order; on rank 0."""
 
     @abstractmethod
     def __call__(self, model: Towers) -> Metrics:

@@ -70,8 +70,8 @@ class RetrievalValidationSettings(Settings):
     qrels: str | None = setting(None, on_resume=CONTENT, path="input")
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels"), on_resume=IDENTITY)
-    """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where
-    given, else string."""
+    """string or regex: an answer in the text, also if there are qrels; qrels: judgements only; auto = qrels
+    where given, else string."""
     name: str | None = setting(None, on_resume=NO_EFFECT)
     """Name in those of metrics, eval/<name>/...; absent = the name of the questions' file."""
     guard: float | None = setting(None, least=0, on_resume=WARNED)
@@ -276,7 +276,7 @@ class RetrievalValidation(Validation):
         it measures the model alone."""
         if self.corpus_of(model).num_passages > _MOST_INDEXED:
             logger.info(
-                "%s: more than %d passages, so BM25 is not measured beside the base model",
+                "%s: more than %d passages, so BM25 is not measured for comparison",
                 self.name,
                 _MOST_INDEXED,
             )

@@ -114,7 +114,7 @@ def test_large_corpora_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_cannot_take_a_layer_is_refused(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "base", pooling="mean", normalize=True)
     model.use_static_questions()
-    with pytest.raises(ConfigError, match="whose questions go through a table"):
+    with pytest.raises(ConfigError, match="whose questions use a static embedding table"):
         add_fitted_layer(model, corpus(tmp_path))
     model = tiny_model(tmp_path / "other", pooling="mean", normalize=True)
     with pytest.raises(InputError, match="too few passages with words"):

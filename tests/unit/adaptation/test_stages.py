@@ -187,7 +187,7 @@ def test_only_the_stages_of_the_folder_itself_are_made_again(tmp_path: Path) -> 
     two(tmp_path, job, "two")
     for kept in ("other/a", "other/b", "b-kept"):
         assert (tmp_path / kept / "out.txt").exists(), kept
-    with pytest.raises(ConfigError, match=r"lies in .*/a, a stage of .* that may be made again"):
+    with pytest.raises(ConfigError, match=r"is inside .*/a, a stage of .* that may be rerun"):
         two(tmp_path / "a" / "mine", job)
 
 

@@ -77,9 +77,7 @@ def test_the_pages_say_what_was_measured() -> None:
     link = "benchmarks/results/benchmarks.md"
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     rows = re.findall(rf"(?m)^\| \[.+\]\({link}#.+$", readme)
-    known = {
-        page.summary_row(section, ratio, link) for section in sections.values() for ratio in section.ratios
-    }
+    known = {page.summary_row(part, ratio, link) for part in sections.values() for ratio in part.ratios}
     assert not set(rows) - known, "not on the page; take these of\n" + "\n".join(sorted(known))
 
 

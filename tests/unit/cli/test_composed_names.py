@@ -110,4 +110,4 @@ def test_the_override_is_known(job: type) -> None:
 def test_the_rest_is_answered_by_a_warning(job: type, old: str) -> None:
     kept, warnings = check_keys([old], {entry.key: entry for entry in settings(job)}, CONF)
     assert kept == []
-    assert warnings == [f"{old.partition('=')[0]} is ignored: the checkpoint brings its encoder"]
+    assert warnings == [f"{old.partition('=')[0]} is ignored: the checkpoint contains its encoder"]

@@ -73,9 +73,7 @@ def test_a_token_is_one_line_without_spaces(tmp_path: Path) -> None:
             read_token(tmp_path / "bad")
 
 
-def test_indexes_that_cannot_be_opened_end_the_service(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_indexes_that_do_not_open_end_the_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "search.json").write_text('{"schema": 1, "passages": [{"file": "none.tsv"}]}')
     assert dpr(["serve", str(tmp_path), "port=0"]) == 3
     assert "none.tsv" in capsys.readouterr().err

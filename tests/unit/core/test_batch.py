@@ -1,5 +1,6 @@
-"""Batches between processes."""
+"""Batches and errors pass between processes as they are."""
 
+import pickle
 from dataclasses import fields
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.errors import CheckpointError, DprError, InputError, OutputError, StageError, StopRequested
 
 
 def make_batch(num_known: int = 2) -> BiEncoderBatch:
@@ -28,23 +30,22 @@ def make_batch(num_known: int = 2) -> BiEncoderBatch:
 
 
 def values(batch: Any) -> list[Any]:
-    found = [getattr(batch, item.name) for item in fields(batch)]
-    return [
-        values(value)
-        if isinstance(value, TokenBatch)
-        else (value.dtype, value.tolist())
-        if isinstance(value, torch.Tensor)
-        else value
-        for value in found
-    ]
+    """Everything in it, to compare batches by; NaN is equal to NaN."""
+    found: list[Any] = []
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, TokenBatch):
+            value = values(value)
+        elif isinstance(value, torch.Tensor):
+            value = value.dtype, value.shape, value.nan_to_num(9.0).tolist()
+        found.append(value)
+    return found
 
 
 @pytest.mark.parametrize("num_known", [0, 2])
 def test_a_batch_comes_from_a_worker_as_it_was(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
-        monkeypatch.setattr(
-            torch.UntypedStorage, name, lambda *_: pytest.fail("a tensor went into shared memory")
-        )
+        monkeypatch.setattr(torch.UntypedStorage, name, lambda *_: pytest.fail("memory is shared"))
     batch = make_batch(num_known)
     received = ForkingPickler.loads(ForkingPickler.dumps(batch))
     assert values(received) == values(batch)
@@ -59,3 +60,20 @@ def test_joined_batches_are_the_sequences_of_one_after_the_others() -> None:
     joined = TokenBatch.join(parts)
     assert (joined.tokens.tolist(), joined.lengths.tolist()) == ([2, 5, 3, 2, 3, 9, 4, 4], [3, 2, 1, 2])
     assert joined.position.tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("x", file="a.json", line=3, expected="y", hint="z"),
+        CheckpointError("x", file="a"),
+        OutputError("a.json", "disk full", hint="make room"),
+        StopRequested("SIGTERM", exit_code=143),
+        StageError("b ended", exit_code=4),
+    ],
+)
+def test_an_error_from_another_process_has_its_class_message_and_exit_code(error: DprError) -> None:
+    received = pickle.loads(pickle.dumps(error))
+    assert type(received) is type(error)
+    assert (str(received), received.exit_code) == (str(error), error.exit_code)
+    assert vars(received) == vars(error)

@@ -1,11 +1,15 @@
+"""Ports, ranks, devices and cores that a process finds on its machine."""
+
 import socket
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from dpr.core.cores import quota
 from dpr.core.distributed import process_group, require_ranks, resolve_device
 from dpr.core.errors import ConfigError
 from tests.helpers.processes import run_on_ranks
@@ -16,12 +20,8 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        for name, value in {
-            "RANK": 0,
-            "WORLD_SIZE": 1,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }.items():
+        environment = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in environment.items():
             monkeypatch.setenv(name, str(value))
         with (
             pytest.raises(ConfigError, match=f"port {port} of this machine is taken.*--master-port"),
@@ -37,7 +37,6 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "node1"}, None),
         ({"RANK": "0"}, None),
         ({"RANK": "1"}, r"RANK=1 and WORLD_SIZE=\(none\), but ranks are counted from 0"),
-        ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
         ({"SLURM_NTASKS": "4"}, None),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script
@@ -103,3 +102,26 @@ def test_the_gpu_of_a_rank_becomes_the_current_one(monkeypatch: pytest.MonkeyPat
     for name, rank in ((None, 2), ("cuda:2", 0)):
         with pytest.raises(ConfigError, match="GPU 2 was requested, but this machine has 2"):
             resolve_device(name, local_rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "1000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n"}, None),
+        ({"cpu.max": ""}, None),
+        ({"cpu.max": "100000 \u00e9"}, None),
+        ({"cpu.max": "100000 0"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_quota_is_read(files: dict[str, str], expected: int | None, tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert quota(str(tmp_path)) == expected

@@ -37,9 +37,7 @@ def test_a_plain_script_sees_messages_once(capsys: pytest.CaptureFixture[str]) -
         assert not logging.getLogger().handlers
 
 
-def test_what_all_ranks_have_to_say_is_said_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_speak_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
     for rank in (0, 1):
         with fresh_logging() as logger, warnings.catch_warnings():
@@ -133,9 +131,7 @@ def lines_of(
     return [record.getMessage().split(",")[0] for record in caplog.records]
 
 
-def test_the_first_of_several_is_shown(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_bar_is_shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     inner = (item for _ in range(2) for item in counted("ab", "inner", unit="letters"))
     lines = [f"outer: {done} of 4 passages" for done in range(1, 5)]
     assert lines_of(caplog, monkeypatch, counted(inner, "outer", 4)) == lines

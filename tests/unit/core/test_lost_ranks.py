@@ -24,12 +24,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     limit = timedelta(seconds=patient(30))
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     master.set_timeout(timedelta(seconds=5))
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "3",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(master.port),
-    }.items():
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master.port)}
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", **place}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     return master
@@ -102,9 +98,7 @@ def test_the_others_name_what_one_rank_alone_has_raised(error: Exception, reason
     assert own == f"{type(error).__name__}: {error}"
 
 
-def test_without_a_store_the_launcher_is_suspected(
-    store: dist.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_store_the_launcher_is_suspected(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(unused.getsockname()[1]))

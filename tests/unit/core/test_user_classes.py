@@ -69,7 +69,6 @@ def test_a_class_that_has_the_methods_of_the_protocol_is_taken() -> None:
         ("slot_module:Half", r"loss.name=slot_module:Half does not implement .*Slot: it has no gather"),
         ("slot_module:Silent", "it has no __call__"),
         ("slot_module:whole", "is not a class, expected one that implements .*Slot"),
-        ("os:getcwd", "is not a class"),
         ({"use": "slot_module:Whole", "sise": 4}, "argument 'sise'.*; arguments given: sise"),
         (["slot_module:Whole"], "has no import path"),
         ({"class": "slot_module:Whole"}, "has no import path"),

@@ -29,14 +29,10 @@ def tensorizer(tmp_path_factory: pytest.TempPathFactory) -> Tensorizer:
 
 
 def collate(
-    tensorizer: Tensorizer,
-    samples: list[TrainingSample],
-    num_hard: int = 1,
-    num_other: int = 0,
-    **options: object,
+    tensorizer: Tensorizer, samples: list[TrainingSample], num_hard: int = 1, num_other: int = 0, **more: Any
 ) -> BiEncoderBatch:
     source = ListSource(samples)
-    collator = Collator(tensorizer, num_hard=num_hard, num_other=num_other, **options)  # type: ignore[arg-type]
+    collator = Collator(tensorizer, num_hard=num_hard, num_other=num_other, **more)
     return collator([data_row(source, row, OPTIONS) for row in range(len(samples))])
 
 

@@ -28,7 +28,7 @@ from dpr.data.tokens import StoredPairs, open_tokens
 from dpr.losses.candidates import find_candidates
 from dpr.losses.symmetric import competing_questions
 from tests.helpers.tiny import WORDS, encoder_folder
-from tests.unit.data.test_tokens import values
+from tests.unit.core.test_batch import values
 
 SET = DataSetSettings()
 
@@ -132,9 +132,7 @@ def test_ranks_share_the_global_batches_of_one_process(corpus: Path, tensorizer:
 
 
 @pytest.mark.parametrize("seed", [7, None], ids=["training", "validation"])
-def test_no_passage_of_the_document_is_a_negative(
-    corpus: Path, tensorizer: Tensorizer, seed: int | None
-) -> None:
+def test_documents_give_no_negatives(corpus: Path, tensorizer: Tensorizer, seed: int | None) -> None:
     source = PseudoPairs(corpus)
     for batch in batches_of(source, tensorizer, Ranks(), seed=seed):
         in_corpus = [source.row(row) for row in batch.rows]

@@ -56,9 +56,7 @@ def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(fol
 
 
 @pytest.mark.parametrize("length", [3, 5, 12])
-def test_a_long_title_is_cut_as_by_the_tokenizer(
-    folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_titles_are_cut_alike(folder: Path, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two long parts the tokenizer makes every pair of windows."""
     sizes = (10, 1), (10, 10), (100, 3), (40, 200)
     passages = [Passage("da be " * texts, "ba di " * titles) for titles, texts in sizes]
@@ -82,12 +80,6 @@ def test_the_typographic_apostrophe_becomes_plain_in_questions_only(folder: Path
 def test_normalised_passages_lose_one_pair_of_quotes() -> None:
     assert normalize_passage('"a\nb\N{RIGHT SINGLE QUOTATION MARK}s"') == "a b's"
     assert normalize_passage('""a""') == '"a"'
-
-
-def test_prefix_and_suffix(folder: Path) -> None:
-    known = tensorizer(folder)
-    assert known.question_text("ba be", prefix="[Q] ", suffix="?") == "[Q] ba be?"
-    assert known.question_text("ba be?", suffix="?") == "ba be?"
 
 
 def test_special_tokens_take_unused_slots_and_survive_saving(folder: Path, tmp_path: Path) -> None:
@@ -117,14 +109,10 @@ def test_a_selector_that_is_no_position_and_no_token_is_refused(folder: Path, se
     with pytest.raises(ConfigError, match="selector="):
         small.representation_positions(small.question_tokens(["ba be"]), selector)
     # A data set with it is refused when the global batches are planned, before a worker meets it.
+    sets = [(ListSource(make_samples(4)), DataSetSettings(selector=selector))]
+    collator = Collator(small, num_hard=0, num_other=0)
     with pytest.raises(ConfigError, match="selector="):
-        cut_into_batches(
-            [(ListSource(make_samples(4)), DataSetSettings(selector=selector))],
-            Collator(small, num_hard=0, num_other=0),
-            global_batch_size=2,
-            ranks=Ranks(),
-            seed=0,
-        )
+        cut_into_batches(sets, collator, global_batch_size=2, ranks=Ranks(), seed=0)
 
 
 def test_a_crop_is_a_window_of_the_text_behind_the_title(folder: Path) -> None:

@@ -32,6 +32,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.storage.durable import read_manifest, verify_folder
 from dpr.storage.steps import Steps
 from tests.helpers.tiny import encoder_folder, make_samples
+from tests.unit.core.test_batch import values
 
 PLAIN = DataSetSettings()
 CROPPED = Augmentation(crop_tokens=8)
@@ -107,18 +108,6 @@ def batches(
     numbers = range(global_batches.iterator.batches_per_epoch)
     order = [(epoch, number) for epoch in range(2) for number in numbers]
     return list(batch_loader(global_batches, order, num_workers=workers))
-
-
-def values(batch: BiEncoderBatch) -> list[Any]:
-    parts = [batch.questions, batch.contexts]
-    tensors = [getattr(part, name) for part in parts for name in ("tokens", "lengths", "position")]
-    names = "context_row context_valid context_ids positive_idx loss_weights".split()
-    names += ["known_positive_ids", "known_positive_valid"]
-    tensors += [getattr(batch, name) for name in names]
-    if batch.teacher_scores is not None:
-        tensors.append(batch.teacher_scores.nan_to_num(9.0))
-    facts = [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors]
-    return [*facts, batch.rows, batch.datasets, batch.encoder_type]
 
 
 @pytest.mark.parametrize(
@@ -278,14 +267,12 @@ def test_a_killed_build_keeps_its_finished_parts(
 def test_processes_that_start_together_build_one_store(text: TrainingSet, tensorizer: Tensorizer) -> None:
     context = mp.get_context("fork")
     writes = context.Value("i", 0)
-    processes = [
-        context.Process(target=_build_slowly, args=(text, tensorizer, 0.1, writes)) for _ in range(3)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    started = [context.Process(target=_build_slowly, args=(text, tensorizer, 0.1, writes)) for _ in range(3)]
+    for each in started:
+        each.start()
+    for each in started:
+        each.join(60)
+    assert [each.exitcode for each in started] == [0, 0, 0]
     assert writes.value == len(PARTS)
     stored(text, tensorizer)
 

@@ -165,11 +165,9 @@ LETTERS = regex.compile(r"[\p{L}\p{N}\p{M}]+")
         # marks belong to their letter
         ("\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48 2563"),
         ("\u0ea5\u0eb2\u0ea7", "\u0ea5\u0eb2 \u0eb2\u0ea7"),
-        ("\u1797\u17b6\u179f\u17b6", "\u1797\u17b6\u179f\u17b6"),
         ("\u1019\u103c\u1014\u103a\u1019\u102c", "\u1019\u103c\u1014\u103a \u1014\u103a\u1019\u102c"),
         ("\uc11c\uc6b8\uc740 \ubb3c", "\uc11c\uc6b8 \uc6b8\uc740 \ubb3c"),
         ("caf\u00e9 \u092e\u0947\u0902 read_csv", "caf\u00e9 \u092e\u0947\u0902 read csv"),
-        ("\u041c\u0438\u0440", "\u041c\u0438\u0440"),
     ],
 )
 def test_words(text: str, words: str) -> None:

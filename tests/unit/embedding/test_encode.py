@@ -39,9 +39,7 @@ def test_vectors_are_the_towers_in_the_order_given(model: BiEncoder) -> None:
             ]
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, np.stack(one_by_one), atol=1e-5)
-    assert np.abs(encode_tokens(model, tokens, batch_tokens=200) - found).max() > 0.1, (
-        "the towers do not differ"
-    )
+    assert np.abs(encode_tokens(model, tokens, batch_tokens=200) - found).max() > 0.1, "two towers"
 
 
 def test_a_text_has_the_same_vector_in_any_batch(model: BiEncoder) -> None:

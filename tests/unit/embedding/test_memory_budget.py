@@ -81,7 +81,7 @@ def test_one_sequence_that_does_not_fit_is_an_error_with_its_length(
         encode_within_memory(model, batch(24, 5, 5, 5), TokenBudget(4096))
 
 
-def test_other_errors_of_the_model_are_not_taken_for_it(
+def test_other_errors_of_the_model_stay_as_they_are(
     model: BiEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_memory(monkeypatch, 1, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -153,9 +153,7 @@ def test_figures_are_those_that_were_written_down(folder: Path, tmp_path: Path) 
     assert found.keys() == expected.keys()
     for source, figures in expected.items():
         # Python 3.12 began to round sums of floats once
-        nearly = json.loads(
-            json.dumps(figures), parse_float=lambda text: pytest.approx(float(text), rel=1e-12)
-        )
+        nearly = json.loads(json.dumps(figures), parse_float=lambda one: pytest.approx(float(one), rel=1e-12))
         assert found[source] == nearly, source
 
 

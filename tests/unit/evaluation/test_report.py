@@ -49,9 +49,7 @@ def elements(page: str) -> list[ElementTree.Element]:
 
 
 def texts(page: str) -> str:
-    return " ".join(
-        "".join(element.itertext()) for element in elements(page) if element.tag in ("main", "title")
-    )
+    return " ".join("".join(one.itertext()) for one in elements(page) if one.tag in ("main", "title"))
 
 
 def run_folder(folder: Path, *, steps: int = 5, config: dict[str, object] | None = None) -> Path:
@@ -146,9 +144,7 @@ def measured(path: Path, ranks: list[int], *, indexer: str = "exact", hybrid: st
     counts = [ranks.count(rank) for rank in range(1, 101)]
     report = {"question_set": "test", "num_questions": len(ranks), "indexer": indexer, "hybrid": hybrid}
     report |= {"first_right_rank": {"counts": counts, "not_found": ranks.count(0)}}
-    report |= {
-        "metrics": {name: sum(value or 0.0 for value in each) / len(each) for name, each in values.items()}
-    }
+    report |= {"metrics": {name: sum(one or 0.0 for one in own) / len(own) for name, own in values.items()}}
     names = [f"q{number}" for number in range(len(ranks))]
     write_metrics(
         path,
@@ -175,9 +171,7 @@ def test_several_runs_are_a_table_with_intervals_and_one_picture(tmp_path: Path)
     assert shown == f"0.500 {top20.low:.3f} to {top20.high:.3f}"
     assert page.count("Accuracy@k") == 1
     assert page.index("<svg") < page.index("Learning rate")
-    assert {"words", "model", "both"} <= {
-        "".join(element.itertext()) for element in found if "text" in element.tag
-    }
+    assert {"words", "model", "both"} <= {"".join(one.itertext()) for one in found if "text" in one.tag}
 
 
 def test_an_empty_folder_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
@@ -217,9 +211,7 @@ def test_what_was_measured_before_the_first_step_alone_is_a_level(tmp_path: Path
     for metrics in (begun, {"step": 9, "eval/dev/ndcg@10": 0.75}):
         append_jsonl(tmp_path / "metrics.jsonl", metrics)
     found = elements(write_report(tmp_path).read_text())
-    assert "eval/dev/bm25/ndcg@10" in {
-        "".join(element.itertext()) for element in found if "text" in element.tag
-    }
+    assert "eval/dev/bm25/ndcg@10" in {"".join(one.itertext()) for one in found if "text" in one.tag}
 
 
 def test_a_picture_shows_like_with_like_and_none_shows_nothing(tmp_path: Path) -> None:

@@ -23,9 +23,7 @@ def test_a_merged_model_is_plain_and_gives_the_same_vectors(kind: str, shared: b
     model = lora_model(tmp_path, kind, shared=shared, projection_dim=6).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     whole = merged(model)
-    assert whole.base is None and not [
-        name for name in whole.weights() if "lora" in name or "base_layer" in name
-    ]
+    assert whole.base is None and not [key for key in whole.weights() if "lora" in key or "base_layer" in key]
     assert (whole.question_model is whole.ctx_model) == shared
     with torch.no_grad():
         for found, expected in zip(whole(*batches())[:2], model(*batches())[:2], strict=True):

@@ -37,9 +37,7 @@ def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: P
     assert str(folder) not in text and not {"base_model", "license"} & head.keys()
 
 
-def test_a_run_from_a_model_file_has_no_base_but_that(
-    trained: tuple[Path, list[str]], tmp_path: Path
-) -> None:
+def test_a_run_from_a_model_file_has_only_that_base(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, arguments = trained
     kept = [argument for argument in arguments if not argument.startswith(("encoder.", "output_dir"))]
     assert main([*kept, f"model_file={folder / 'run'}", f"output_dir={tmp_path / 'run'}"]) == 0

@@ -126,18 +126,16 @@ def is_running(process: int) -> bool:
 
 @on_linux
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_any_program_reads_documents_and_leaves_no_process(
-    folder: Callable[[str], dict[str, Path]], end: signal.Signals
-) -> None:
+def test_any_program_leaves_no_process(folder: Callable[[str], dict[str, Path]], end: signal.Signals) -> None:
     """A script without a main module, ended while a document is read."""
     files = folder("waits")
     # a program that was started in the background ignores Ctrl-C
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += f"from pathlib import Path\nfrom dpr.formats.documents.bounded_reading import read_documents\nfiles = {list(files)}\n"
     Path("script.py").write_text(f"{code}print(*read_documents({{name: Path(name) for name in files}}))\n")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen(
-        [sys.executable, "script.py"], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "script.py"], env=variables, stderr=subprocess.PIPE, text=True
     )
     until = time.monotonic() + patient(30)
     reader = ""

@@ -125,9 +125,7 @@ def test_a_corpus_header_of_any_toolkit_says_where_columns_are(tmp_path: Path, t
         ("id,question,answers\n7,\"who, me?\",\"['Ann', 'Bo']\"\n", ("7", "who, me?", ("Ann", "Bo"))),
     ],
 )
-def test_a_question_header_says_where_columns_are(
-    tmp_path: Path, text: str, question: tuple[str, str, tuple[str, ...]]
-) -> None:
+def test_question_headers(tmp_path: Path, text: str, question: tuple[str, str, tuple[str, ...]]) -> None:
     (tmp_path / "q.csv").write_text(text)
     assert [(one.id, one.text, one.answers) for one in read_questions(tmp_path / "q.csv")] == [question]
 

@@ -1,10 +1,14 @@
-"""Downloads that break off begin anew; they are checked, and appear whole. Against a server on this machine."""
+"""Downloads are checked and appear whole, from a server on this machine; archives unpack inside their folder or not at all."""
 
 import gzip
 import hashlib
+import io
 import random
+import stat
+import struct
 import threading
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +18,7 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.downloads import download
+from dpr.formats.downloads import download, unpack
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
@@ -55,9 +59,8 @@ def handler(state: Server) -> type[BaseHTTPRequestHandler]:
         def _send(self, content: bytes) -> None:
             self.send_response(200)
             if state.with_length:
-                self.send_header(
-                    "Content-Length", state.length.encode().decode("latin-1") or str(len(content))
-                )
+                length = state.length.encode().decode("latin-1")
+                self.send_header("Content-Length", length or str(len(content)))
             self.end_headers()
             with suppress(ConnectionError):  # of a client that has read enough
                 self.wfile.write(content[: state.break_after.pop(0)] if state.break_after else content)
@@ -139,9 +142,7 @@ def test_a_page_in_place_of_the_file_is_refused(server: Server, tmp_path: Path) 
         ("http://[::1/x", "cannot be read"),
     ],
 )
-def test_redirects_to_other_kinds_of_addresses_are_refused(
-    server: Server, tmp_path: Path, place: str, message: str
-) -> None:
+def test_other_redirects_are_refused(server: Server, tmp_path: Path, place: str, message: str) -> None:
     server.redirect = place
     with pytest.raises(InputError, match=message):
         fetch(server, tmp_path / "x.bin", attempts=1)
@@ -172,12 +173,8 @@ def test_the_command_fetches_keys_where_data_sets_are_looked_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    server.files |= {
-        "/biencoder-nq.json.gz": gzip.compress(b"[]"),
-        "/v_0": b"a",
-        "/v_1": b"b",
-        "/LICENSE": b"free",
-    }
+    server.files |= {"/biencoder-nq.json.gz": gzip.compress(b"[]"), "/LICENSE": b"free"}
+    server.files |= {"/v_0": b"a", "/v_1": b"b"}
     (tmp_path / "my" / "resources").mkdir(parents=True)
     (tmp_path / "my" / "resources" / "mine.yaml").write_text(
         f"data.retriever.nq-train:\n  url: {server.url}/biencoder-nq.json.gz\n  also: {server.url}/LICENSE\n"
@@ -208,10 +205,76 @@ def test_the_catalogue_is_listed_and_leads_to_the_data_sets(capsys: pytest.Captu
     for key, entry in catalogue.items():
         assert f"{key} " in listed
         targets |= {url: str(file) for url, file in files_of(key, ResourceConfig(**entry), Path("downloads"))}
-    for name in (
-        "datasets/encoder_train_default",
-        "datasets/retriever_default",
-        "ctx_sources/default_sources",
-    ):
+    names = "datasets/encoder_train_default datasets/retriever_default ctx_sources/default_sources"
+    for name in names.split():
         for key, entry in yaml.safe_load((conf_folder() / f"{name}.yaml").read_text()).items():
             assert targets[entry["source"]].removesuffix(".gz") == entry["file"], key
+
+
+def zipped(*members: tuple[str, int, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, mode, content in members:
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            archive.writestr(info, content)
+    return out.getvalue()
+
+
+def lying_zip() -> bytes:
+    """The directory states 10 bytes, the data unpack to 5 MB."""
+    data = bytearray(zipped(("a", 0o100644, b"0" * 5_000_000)))
+    place = data.rindex(b"PK\x01\x02")
+    data[place + 24 : place + 28] = struct.pack("<I", 10)
+    return bytes(data)
+
+
+def encrypted_zip() -> bytes:
+    data = bytearray(zipped(("a", 0o100644, b"abc")))
+    place = data.rindex(b"PK\x01\x02")
+    data[place + 8] |= 1
+    return bytes(data)
+
+
+EVIL: dict[str, Callable[[], bytes]] = {
+    "zip parent": lambda: zipped(("../out", 0o100644, b"x")),
+    "zip absolute": lambda: zipped(("/tmp/out", 0o100644, b"x")),
+    "zip symbolic link": lambda: zipped(("a", stat.S_IFLNK | 0o777, b"/etc")),
+    "zip device": lambda: zipped(("a", stat.S_IFCHR | 0o666, b"")),
+    "zip drive letter": lambda: zipped(("C:/out", 0o100644, b"x")),
+    "zip bomb": lambda: zipped(("a", 0o100644, b"0" * 5_000_000)),
+    "zip lying about its size": lying_zip,
+    "zip encrypted": encrypted_zip,
+    "zip our own manifest": lambda: zipped(("manifest.json", 0o100644, b"{}")),
+    "cut off": lambda: zipped(("a", 0o100644, bytes(range(256)) * 400))[:-40],
+    "the same file twice": lambda: zipped(("a", 0o100644, b"x"), ("./a", 0o100644, b"y")),
+    "backslash": lambda: zipped(("..\\out", 0o100644, b"x")),
+    "too many files": lambda: zipped(*((str(number), 0o100644, b"x") for number in range(60))),
+    "no archive": lambda: b"PK or not",
+}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_evil_archives_are_refused_and_leave_nothing(tmp_path: Path, name: str) -> None:
+    file = "x.zip"
+    inside = tmp_path / "deep" / "inside"
+    inside.mkdir(parents=True)
+    (inside / file).write_bytes(EVIL[name]())
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError) as caught:
+        unpack(inside / file, inside / "out", max_files=50, max_bytes=1_000_000)
+    assert str(inside / file) in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_good_archive_is_unpacked(tmp_path: Path) -> None:
+    """Without it the test above could pass because everything is refused."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.mkdir("sub")
+        archive.writestr("a.txt", "a")
+        archive.writestr("sub/b.txt", "b" * 100_000)
+    assert unpack(tmp_path / "x.zip", tmp_path / "out") == 2
+    assert (tmp_path / "out" / "a.txt").read_text() == "a"
+    assert (tmp_path / "out" / "sub" / "b.txt").read_text() == "b" * 100_000
+    with pytest.raises(InputError, match="already exists"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")

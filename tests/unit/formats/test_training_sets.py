@@ -128,23 +128,14 @@ BAD = [
     ({"question": "q"}, "positive_ctxs is missing, expected a list"),
     ({"question": "q", "positive_ctxs": {"text": "p"}}, "positive_ctxs is an object, expected a list"),
     ({"question": "q", "positive_ctxs": ["p"]}, "positive_ctxs[0] is the string 'p', expected an object"),
-    (
-        {"question": "q", "positive_ctxs": [{"text": "p"}, {"title": "t"}]},
-        "no text of positive_ctxs[1] among the keys title",
-    ),
-    ({"question": "q", "positive_ctxs": [{"text": " "}]}, "positive_ctxs[0].text is empty"),
+    (record(negative_ctxs=[{"text": "n"}, {"title": "t"}]), "no text of negative_ctxs[1] among the keys"),
     (record(hard_negative_ctxs=[{"text": "h"}, {"text": ""}]), "hard_negative_ctxs[1].text is empty"),
-    (record(negative_ctxs="n"), "negative_ctxs is the string 'n', expected a list"),
     (record(negative_ctxs=[{"text": "n", "title": 5}]), "negative_ctxs[0].title is the number 5"),
     (record(negative_ctxs=[{"text": "n", "id": True}]), "negative_ctxs[0].id is the boolean True"),
     (record(answers={"a": 1}), "answers is an object"),
     (record(answers=["a", None]), "answers[1] is null"),
     ('{"question": "\\ud800", "positive_ctxs": [{"text": "p"}]}', "question holds half of a character"),
     ('{"question": "q", "positive_ctxs": [{"text": "p", "score": NaN}]}', "NaN is not a JSON number"),
-    (
-        '{"question": "q", "question": "r", "positive_ctxs": [{"text": "p"}]}',
-        "the key 'question' appears twice",
-    ),
     ('["question"]', "the row is a list, expected an object"),
     ("{", "not JSON: Expecting property name"),
 ]
@@ -184,9 +175,7 @@ def test_files_without_usable_rows_say_why(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no rows"):
             opened(tmp_path / "t.json")
     path = lines(tmp_path / "u.jsonl", {"question": "q", "positive_ctxs": []}, "{}")
-    with pytest.raises(
-        InputError, match="no rows can be used: of 2, 1 have no positive passage and 1 are bad"
-    ):
+    with pytest.raises(InputError, match="be used: of 2, 1 have no positive passage and 1 are bad"):
         opened(path, on_bad_row="skip")
     assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
 
@@ -234,18 +223,13 @@ def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pyte
     from dpr.formats import stored_training_set
 
     monkeypatch.setattr(stored_training_set, "text_hash", lambda text: 1)
-    samples = [
-        TrainingSample(question, (Passage(text),))
-        for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))
-    ]
+    samples = [TrainingSample(question, (Passage(text),)) for question, text in zip("xyxz", "abcd")]
     write_training_set(tmp_path / "t.json", samples)
     data = opened(tmp_path / "t.json")
     assert [len(data.known_positives(row)) for row in range(4)] == [2, 1, 2, 1]
 
 
-def test_parsing_happens_once_and_again_when_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_parsed_once_and_if_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[Path] = []
     real = row_readers.iter_json_records
     monkeypatch.setattr(
@@ -273,12 +257,8 @@ def settled(folder: Path) -> None:
 
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "cut": lambda data: data[: len(data) // 2],
-    "emptied": lambda data: b"",
     "flipped in a text": lambda data: (
         data.replace(b"hamlet", b"hamleu") if b"hamlet" in data else data[:-1] + bytes([data[-1] ^ 1])
-    ),
-    "flipped in the middle": lambda data: (
-        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
     ),
     "flipped at the start": lambda data: bytes([data[0] ^ 128]) + data[1:],
     "replaced": lambda data: b"\x93NUMPY something else"[: len(data)].ljust(len(data), b"\0"),
@@ -322,9 +302,7 @@ def test_a_cache_folder_in_the_place_of_another_is_built_again(tmp_path: Path) -
     assert opened(second)[0].question == "two"
 
 
-def test_text_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_that_changes_while_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lines(tmp_path / "t.jsonl", record("one"), record("two"))
     real = row_readers.iter_json_records
 
@@ -344,10 +322,8 @@ def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     from dpr.formats import arrow_files
 
     monkeypatch.setattr(arrow_files, "BATCH_CHARACTERS", 50)
-    samples = [
-        TrainingSample(f"q{number}", (Passage("p" * (number % 40 + 1), id=str(number)),))
-        for number in range(101)
-    ]
+    passages = [Passage("p" * (number % 40 + 1), id=str(number)) for number in range(101)]
+    samples = [TrainingSample(f"q{passage.id}", (passage,)) for passage in passages]
     write_training_set(tmp_path / "t.jsonl", samples)
     data = opened(tmp_path / "t.jsonl")
     assert len(data.block_ends()) > 10

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stn
 
 from dpr.core.errors import InputError
 from dpr.formats import packed_ids, vector_shards
 from dpr.formats.packed_ids import PackedIds, pack_ids
-from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from dpr.formats.vector_shards import DTYPES, VectorShard, VectorShardWriter, decode, encode, open_shards
+from dpr.indexer.exact import ExactIndex
 from dpr.storage import checksums
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, write_manifest
 
@@ -83,19 +87,8 @@ def test_every_damage_is_refused(tmp_path: Path) -> None:
                 VectorShard(target)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num_vectors", "4"),
-        ("dimension", True),
-        ("num_shards", None),
-        ("dtype", []),
-        ("a key of others", [1]),
-    ],
-)
-def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
-    tmp_path: Path, name: str, value: object
-) -> None:
+@pytest.mark.parametrize(("name", "value"), [("num_vectors", "4"), ("dimension", True), ("others", [1])])
+def test_wrong_metadata_under_a_right_hash_is_one_sentence(tmp_path: Path, name: str, value: object) -> None:
     shard(tmp_path / "X_0")
     manifest = read_manifest(tmp_path / "X_0")
     write_manifest(tmp_path / "X_0", manifest["metadata"] | {name: value}, files=manifest["files"])
@@ -104,17 +97,10 @@ def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(
 
 
 @pytest.mark.parametrize(("dtype", "large", "small"), [("float16", 1e6, 1e-9), ("int8", np.inf, 1e-41)])
-def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(
-    tmp_path: Path, dtype: str, large: float, small: float
-) -> None:
+def test_bad_vectors_are_refused_with_ids(tmp_path: Path, dtype: str, large: float, small: float) -> None:
     made = writer(tmp_path / "X_0", dtype=dtype)
-    for value, message in (
-        (np.nan, "not finite"),
-        (np.inf, "not finite"),
-        (large, f"not finite as {dtype}"),
-        (0.0, "all zero"),
-        (small, "all zero"),
-    ):
+    cases = (np.nan, "not finite"), (large, f"not finite as {dtype}"), (0.0, "all zero"), (small, "all zero")
+    for value, message in cases:
         bad = vectors(9)
         bad[[2, 5]] = value
         with pytest.raises(InputError, match=f"2 of 9 vectors are {message}.*first ids: k2, k5"):
@@ -148,10 +134,8 @@ def test_shards_come_in_natural_order(tmp_path: Path) -> None:
     for number in (10, 2, 1):
         shard(tmp_path / f"X_{number}", ids=[[str(number)]])
     assert [opened.path.name for opened in open_shards([str(tmp_path / "X_*")])] == ["X_1", "X_2", "X_10"]
-    assert [opened.path.name for opened in open_shards([tmp_path / "X_2", str(tmp_path / "X_[12]")])] == [
-        "X_2",
-        "X_1",
-    ]
+    found = open_shards([tmp_path / "X_2", str(tmp_path / "X_[12]")])
+    assert [opened.path.name for opened in found] == ["X_2", "X_1"]
 
 
 def test_missing_shards_are_listed(tmp_path: Path) -> None:
@@ -214,19 +198,18 @@ def replaced(folder: Path, name: str, content: bytes) -> Path:
 def npy(descr: str, shape: tuple[int, ...], data: bytes = b"", *, fortran_order: bool = False) -> bytes:
     """A file whose header claims whatever is asked."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": descr, "fortran_order": fortran_order, "shape": shape}
-    )
+    header = {"descr": descr, "fortran_order": fortran_order, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue() + data
 
 
 IDS_FILES = {
     "many rows": npy("|S8", (10**11,), bytes(64)),
     "many rows of nothing": npy("|S0", (10**11,)),
+    "numbers": npy("<i8", (3,), bytes(24)),
     "wide rows": npy(f"|S{1 << 33}", (4,), bytes(64)),
     "long ids": npy("|S1025", (3,), b"x" * 3 * 1025),
     "objects": npy("|O", (3,), b"\x80\x04]."),
-    "numbers": npy("<i8", (3,), bytes(24)),
     "two axes": npy("|S8", (3, 1), bytes(24)),
     "a broken header": npy("|S8", (3,), bytes(24)).replace(b"'", b"(", 1),
     "nothing": b"",
@@ -234,9 +217,7 @@ IDS_FILES = {
 
 
 @pytest.mark.parametrize("case", IDS_FILES)
-def test_ids_that_claim_what_they_cannot_hold_are_refused_before_memory_is_taken(
-    tmp_path: Path, case: str
-) -> None:
+def test_ids_that_claim_too_much_are_refused_before_memory_is_taken(tmp_path: Path, case: str) -> None:
     folder = replaced(shard(tmp_path / "X_0"), "ids-00000.npy", IDS_FILES[case])
     tracemalloc.start()
     try:
@@ -276,11 +257,8 @@ def test_ids_of_different_lengths_take_the_room_they_need(tmp_path: Path) -> Non
         assert PackedIds.mapped(folder / "ids-00000.npy")[start:stop].tolist() == [
             key.encode() for key in RAGGED[0][start:stop]
         ]
-    assert [key.decode() for key in opened.take(np.array([1, 2, 4]))[0].tolist()] == [
-        RAGGED[0][1],
-        RAGGED[0][2],
-        RAGGED[1][1],
-    ]
+    found = opened.take(np.array([1, 2, 4]))[0].tolist()
+    assert [key.decode() for key in found] == [*RAGGED[0][1:], RAGGED[1][1]]
 
 
 @pytest.mark.parametrize("place", [0, 2])
@@ -321,9 +299,7 @@ def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             open_shards([tmp_path / "X_0", tmp_path / "Z_0"])
 
 
-def test_a_verified_shard_is_read_again_only_when_a_file_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verified_shard_is_read_again_if_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     folder, read = shard(tmp_path / "X_0"), []
     real = checksums.verify_folder
@@ -348,3 +324,83 @@ def test_a_verified_shard_is_read_again_only_when_a_file_is_another(
     content[-1] ^= 1
     damaged.write_bytes(content)
     VectorShard(folder)
+
+
+_NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False)
+
+
+@st.composite
+def _pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    dimension = draw(st.integers(1, 70))
+    vectors = draw(stn.arrays(np.float32, (draw(st.integers(1, 4)), dimension), elements=_NUMBERS))
+    return vectors, draw(stn.arrays(np.float32, dimension, elements=_NUMBERS))
+
+
+def _read(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    arrays, bad, zero = encode(vectors, dtype)
+    kept = ~(bad | zero)
+    return vectors[kept].astype(np.float64), decode(arrays)[kept].astype(np.float64)
+
+
+@given(_pairs())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_an_int8_dot_product_is_within_the_documented_bound(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    vectors, read = _read(pair[0], "int8")
+    query = pair[1].astype(np.float64)
+    bound = np.abs(query).sum() * np.abs(vectors).max(axis=1, initial=0) / 253.9
+    assert (np.abs(vectors @ query - read @ query) <= bound).all()
+
+
+def test_codes_take_a_quarter_of_float32(tmp_path: Path) -> None:
+    size = sum(
+        path.stat().st_size
+        for path in _shard(tmp_path / "v_0", "int8", rows=500, dimension=256).glob("[vs]*-*.npy")
+    )
+    assert 1 <= size / (500 * 256) < 1.1  # scales and file headers
+
+
+def _shard(
+    target: Path, dtype: str, *, rows: int = 500, dimension: int = 48, start: int = 0, **metadata: Any
+) -> Path:
+    rng = np.random.default_rng(start)
+    writer = VectorShardWriter(
+        target, metadata={"model_fingerprint": "m", **metadata}, dimension=dimension, dtype=dtype
+    )
+    for number, first in enumerate(range(start, start + rows, 100)):
+        writer.write_chunk(
+            number,
+            [f"p{row}" for row in range(first, first + 100)],
+            rng.standard_normal((100, dimension)).astype("f4"),
+        )
+    writer.finish()
+    return target
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_indexes_search_what_was_stored(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpr.formats.vector_shards._DECODED_ROWS", 30)
+    (shard,) = open_shards([_shard(tmp_path / "v_0", dtype)])
+    ids, vectors = (np.concatenate(parts) for parts in zip(*shard.chunks(), strict=True))
+    assert len(ids) == shard.num_vectors == 500
+    queries = np.random.default_rng(9).standard_normal((7, 48)).astype("f4")
+    expected = [
+        [f"p{row}" for row in np.argsort(-line)[:5]] for line in queries.astype("f8") @ vectors.T.astype("f8")
+    ]
+    assert ExactIndex([shard], block_rows=64).search(queries, 5)[1] == expected
+
+
+def test_vectors_of_all_number_types_are_searched_together(tmp_path: Path) -> None:
+    for place, dtype in enumerate(DTYPES):
+        _shard(tmp_path / f"v_{dtype}", dtype, start=1000 * place, rows=100)
+    assert len(open_shards([tmp_path / "v_*"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [("scales", np.ones((3, 1), "f4")), ("scales", np.ones(3)), ("vectors", np.ones((3, 48), "f4"))],
+)
+def test_arrays_of_another_shape_or_type_are_refused(tmp_path: Path, name: str, array: np.ndarray) -> None:
+    target = _shard(tmp_path / "v_0", "int8", rows=100)
+    np.save(target / f"{name}-00000.npy", array)
+    with pytest.raises(InputError, match=rf"{name}-00000\.npy: holds float"):
+        list(VectorShard(target, verify=False).chunks())

@@ -115,11 +115,7 @@ def test_only_ids_of_hits_and_of_ties_are_read(
     built = IndexStore(choice, folder=tmp_path / "index").load_or_build(lambda: corpus)
     assert np.load(tmp_path / "index" / "ids.npy").dtype.kind == ("u" if long else "S")
     opened = IndexStore(choice, folder=tmp_path / "index").load_or_build(None)
-    assert (
-        isinstance(built, Bm25Index)
-        and isinstance(opened, Bm25Index)
-        and isinstance(opened._ids.array, np.memmap)
-    )
+    assert type(built) is type(opened) is Bm25Index and isinstance(opened._ids.array, np.memmap)
     read: list[int] = []
     real = PackedIds.__getitem__
     monkeypatch.setattr(
@@ -130,9 +126,7 @@ def test_only_ids_of_hits_and_of_ties_are_read(
         expected = sorted((-score, key) for score, key in zip(all_scores, ids, strict=True) if score > 0)
         for k in (1, 3, 50, 1000):
             for index in (built, opened):
-                assert to_rankings(index.search([question], k))[0] == [
-                    (key, -score) for score, key in expected[:k]
-                ]
+                assert to_rankings(index.search([question], k))[0] == [(key, -by) for by, key in expected[:k]]
     read.clear()
     opened.search(["rare"], 2)
     assert sum(read) == 2, "without ties those of the hits"

@@ -21,7 +21,7 @@ def slow_top_k(
 ) -> list[list[tuple[str, float]]]:
     scores = (queries.astype(np.float64) @ vectors.astype(np.float64).T).astype(np.float32)
     return [
-        sorted(zip(ids, line, strict=True), key=lambda hit: (-hit[1], hit[0]))[:k] for line in scores.tolist()
+        sorted(zip(ids, row, strict=True), key=lambda hit: (-hit[1], hit[0]))[:k] for row in scores.tolist()
     ]
 
 

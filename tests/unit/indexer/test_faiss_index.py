@@ -152,9 +152,7 @@ def test_a_changed_file_with_a_new_manifest_is_refused_or_harmless(kind: str, tm
     for name in ("index.faiss", "ids.npy"):
         whole = (folder / name).read_bytes()
         places = {*range(0, min(len(whole), 120), 12), *range(0, len(whole), max(1, len(whole) // 8))}
-        changed = [
-            whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :] for place in sorted(places)
-        ]
+        changed = [whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :] for at in sorted(places)]
         for content in [whole[:-1], *changed]:
             rewrite(folder, name, content)
             try:

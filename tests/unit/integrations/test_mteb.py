@@ -17,9 +17,7 @@ from tests.helpers.indexes import exact_index
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mteb") is None, reason="mteb is not installed (extra mteb)"
-)
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="mteb is in an extra")
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +53,7 @@ def task_class(world: World) -> Any:
 
 
 def figures(world: World) -> dict[str, float]:
-    index = exact_index(
-        [str(passage.id) for passage in world.passages], world.model.encode_passages(world.passages)
-    )
+    index = exact_index([str(one.id) for one in world.passages], world.model.encode_passages(world.passages))
     rankings = DenseSide(world.model, index).retrieve([question.text for question in world.questions], 60)
     run = {question.id: ranking for question, ranking in zip(world.questions, rankings, strict=True)}
     return mean_metrics(evaluate_questions(run, read_qrels(world.path("qrels.tsv"))))

@@ -80,9 +80,7 @@ def test_every_task_is_done_once_and_no_more_at_a_time_than_asked_for(
     assert not list((tmp_path / "out").iterdir()), "nothing is left in the folder"
 
 
-def test_a_machine_that_sees_another_folder_does_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_with_another_folder_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def remote() -> None:
         for mark in (tmp_path / "out").iterdir():
             mark.unlink()

@@ -104,9 +104,7 @@ def chosen(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_dev_questions_choose(place: Path, chosen: Path, tmp_path: Path) -> None:
     tried = candidates(chosen)
-    assert [line["weights"] for line in tried] == [
-        {"tuned1": share, "base": 1 - share} for share in (0, 0.5, 1)
-    ]
+    assert [line["weights"] for line in tried] == [{"tuned1": part, "base": 1 - part} for part in (0, 0.5, 1)]
     values = [line["metrics"]["ndcg@10"] for line in tried]
     assert len(set(values)) > 1, "the candidates differ"
     metadata = json.loads((chosen / merge.PROVENANCE).read_text())
@@ -203,7 +201,7 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     ("more", "message"),
     [
         (["tuned=a", "out=b"], "base is not set, and tuned names one model"),
-        (["tuned=a", "base=c", "out=b"], "nothing chooses among 11 weights"),
+        (["tuned=a", "base=c", "out=b"], "one of 11 weights has to be chosen"),
         (["tuned=a", "base=c", "out=b", "weights=1.5"], r"weights=1\.5 is out of range"),
         ([], "metric=ndcg is not known; choose one of accuracy@1"),
     ],

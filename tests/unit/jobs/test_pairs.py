@@ -61,9 +61,7 @@ def test_pairs_that_differ_are_another_run(
 def test_rows_that_share_words_and_a_labelled_set_beside_it(corpus: Path, tmp_path: Path) -> None:
     labelled = tmp_path / "train.jsonl"
     row = {"question": "ba be", "positive_ctxs": [{"title": "", "text": "bi bo"}]}
-    labelled.write_text(
-        "".join(json.dumps({**row, "question": f"ba be {number}"}) + "\n" for number in range(40))
-    )
+    labelled.write_text("".join(json.dumps({**row, "question": f"ba be {one}"}) + "\n" for one in range(40)))
     more = [f"train_datasets=[docs,{labelled}]", "train.sampling.temperature=2", "train.sampling.mixed=true"]
     assert train(arguments(corpus, tmp_path / "mixed", *more)) == 0
     for name, store in (("grouped", "auto"), ("grouped_text", "off")):
@@ -76,7 +74,7 @@ def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureF
     assert explain(arguments(corpus, None, "step=2", "questions=0")) == 0
     shown = capsys.readouterr().out
     assert "16 questions of docs" in shown
-    assert "which answer it too" in shown  # passages of one file
+    assert "which also answer it" in shown  # passages of one file
 
 
 @pytest.mark.parametrize(
@@ -98,9 +96,7 @@ def test_what_does_not_fit_is_said(
     assert message in capsys.readouterr().err
 
 
-def test_pseudo_questions_and_pairs_as_files(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pseudo_questions_and_pairs(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "pseudo"
     write_corpus(corpus, made_rows(300))
     command = [str(corpus), f"out={out}", "pairs=mixed", "rounds=2"]

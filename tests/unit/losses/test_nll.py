@@ -1,4 +1,4 @@
-"""The loss by pencil and paper."""
+"""The loss by pencil and paper, and in blocks of any size."""
 
 import math
 import random
@@ -68,10 +68,8 @@ def test_another_known_positive_is_masked_for_its_question_only() -> None:
     result = loss_of(global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid)))
     assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
     assert int(result.num_correct) == 2
-    unmasked = loss_of(
-        global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid), rule="dpr")
-    )
-    assert float(unmasked.loss) > float(result.loss)
+    plain = loss_of(global_batch([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid), rule="dpr"))
+    assert float(plain.loss) > float(result.loss)
 
 
 def test_padding_of_the_known_table_never_masks_a_passage() -> None:
@@ -79,9 +77,8 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
     ids = torch.tensor([[0, 0], [1, 0]])
     known = torch.zeros(1, 3, 2, dtype=torch.int64)
     absent = torch.zeros(1, 3, dtype=torch.bool)
-    candidates = find_candidates(
-        "distinct", torch.tensor([1]), torch.tensor([True, True]), ids, known, absent
-    )
+    facts = torch.tensor([1]), torch.tensor([True, True])
+    candidates = find_candidates("distinct", *facts, ids, known, absent)
     assert not (candidates.mask_(torch.zeros(1, 2)) == MASKED_SCORE).any()
 
 
@@ -134,9 +131,7 @@ def test_equal_texts_under_different_ids_are_one_passage_on_every_rank(seed: int
     ):  # as a rank that has no other question, so that it sees no other known positive
         one = identities(listed)[None], torch.ones(1, len(listed), dtype=torch.bool)
         found = find_candidates("distinct", torch.tensor([3 * question]), valid, ids, *one)
-        masked = [
-            first[slot] for slot, each in enumerate(slots) if any(is_same(each, other) for other in listed)
-        ]
+        masked = [first[slot] for slot, its in enumerate(slots) if any(is_same(its, one) for one in listed)]
         expected = [
             first[slot] == slot and (slot not in masked or slot == first[3 * question]) for slot in range(12)
         ]
@@ -191,3 +186,67 @@ def test_scores_are_single_precision_under_autocast() -> None:
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 'distinct' or 'dpr'"):
         BiEncoderNllLoss(candidates="some")
+
+
+NUM_QUESTIONS, NUM_CONTEXTS, WIDTH = 11, 29, 5
+
+
+def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
+    """Loss, number correct, and the gradients of questions, contexts and temperature."""
+    generator = torch.Generator().manual_seed(3)
+
+    def identities(most: int, *shape: int) -> torch.Tensor:
+        first = torch.randint(0, most, shape, generator=generator)
+        return torch.stack([first, torch.zeros_like(first)], dim=-1)
+
+    questions, vectors = (
+        torch.randn(size, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+        for size in (NUM_QUESTIONS, NUM_CONTEXTS)
+    )
+    temperature = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    ids = identities(20, NUM_CONTEXTS)
+    positive_idx = torch.randperm(NUM_CONTEXTS, generator=generator)[:NUM_QUESTIONS]
+    valid = torch.rand(NUM_CONTEXTS, generator=generator) < 0.8
+    valid[positive_idx] = True
+    known = torch.cat([ids[positive_idx][:, None], identities(25, NUM_QUESTIONS, 3)], dim=1)
+    known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
+    facts = {"ids": ids, "valid": valid, "known": (known, known_valid), "temperature": temperature}
+    global_batch = make_global_batch(vectors, positive_idx, rule=candidates, **facts)
+    result = BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch)
+    gradients = torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature))
+    return [result.loss, result.num_correct, *gradients]
+
+
+@pytest.mark.parametrize("candidates", ["distinct", "dpr"])
+@pytest.mark.parametrize("max_scores", [1, 7, NUM_QUESTIONS * NUM_CONTEXTS - 1])
+def test_blocks_of_any_size_give_the_loss_and_its_gradients(candidates: str, max_scores: int) -> None:
+    whole = results(candidates, NUM_QUESTIONS * NUM_CONTEXTS)
+    for part, expected in zip(results(candidates, max_scores), whole, strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-11, atol=1e-12)
+    assert 0 < int(whole[1]) < NUM_QUESTIONS
+
+
+def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
+    questions, vectors = torch.ones(2, 1), torch.ones(4, 1)
+    for max_scores in (1, 3, 100):
+        global_batch = make_global_batch(vectors, torch.tensor([0, 2]), rule="dpr")
+        assert int(BiEncoderNllLoss(max_scores=max_scores)(questions, global_batch).num_correct) == 1
+
+
+@pytest.mark.parametrize("max_scores", [50, 1 << 20])
+def test_of_slots_with_one_passage_the_first_is_the_answer_despite_rounding(max_scores: int) -> None:
+    """The original's rule, enumerated: the first of the highest scores, which are equal for equal vectors."""
+    torch.manual_seed(0)
+    num_first = 0
+    for _ in range(40):
+        ids = torch.randint(0, 25, (37,))
+        vectors, target = torch.randn(25, 33)[ids], torch.randint(0, 37, (12,))
+        questions = vectors[target] + 0.3 * torch.randn(12, 33)
+        found = BiEncoderNllLoss(max_scores=max_scores)(
+            questions, make_global_batch(vectors, target, rule="dpr", ids=torch.stack([ids, ids], dim=1))
+        )
+        for question, column, correct in zip(questions, target.tolist(), found.correct.tolist(), strict=True):
+            scores = [float((question * vector).sum()) for vector in vectors]
+            assert correct == (scores.index(max(scores)) == column)
+            num_first += correct
+    assert 0 < num_first < 480

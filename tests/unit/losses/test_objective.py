@@ -249,9 +249,7 @@ def test_a_weight_of_the_term_multiplies_it_and_padding_has_no_score() -> None:
     torch.testing.assert_close(loss_of(teacher, kl_weight=3.0), loss_of(None) + 3 * alone)
     valid = torch.tensor([True, True, False, True, True, True])
     padded = replace(batch_of(2, 3), teacher_scores=teacher, context_valid=valid)
-    global_batch = make_global_batch(
-        torch.arange(12, dtype=torch.float64).view(6, 2) / 10, torch.tensor([0, 3])
-    )
+    global_batch = make_global_batch(torch.arange(12).double().view(6, 2) / 10, torch.tensor([0, 3]))
     objective = Objective(ObjectiveSettings(nll_weight=0.0, kl_weight=1.0))
     without = objective(torch.eye(2, dtype=torch.float64), global_batch, padded).losses
     torch.testing.assert_close(

@@ -110,9 +110,7 @@ def test_the_cross_encoder_vetoes_from_its_threshold_on() -> None:
     scores = {"a": 0.5, "b": 0.49, "c": 0.9, "d": 0.1}
     mined = mine(found, settings, scores=scores)
     assert [negative.passage.text for negative in mined.negatives] == ["b", "d"]
-    assert [negative.cross_encoder_score for negative in mined.negatives] == pytest.approx(
-        [0.49, 0.1], abs=1e-12
-    )
+    assert [one.cross_encoder_score for one in mined.negatives] == pytest.approx([0.49, 0.1], abs=1e-12)
     assert mined.left_out == {"vetoed by the cross-encoder": 2}
 
 

@@ -77,9 +77,7 @@ def test_the_list_is_what_the_definition_says_and_begins_with_wrong_labels(
     printed, found = capsys.readouterr().out, records(Path("suspects.jsonl"))
     rows = records(folder / "train.jsonl")
     wanted = expected(rows)
-    assert [(record["label"], record["row"]) for record in found] == [
-        (label, row) for _, label, row in wanted
-    ]
+    assert [(row["label"], row["row"]) for row in found] == [(label, row) for _, label, row in wanted]
     assert np.allclose([record["doubt"] for record in found], [doubt for doubt, *_ in wanted], atol=2e-4)
     assert {record["row"] for record in found if record["label"] == "positive"} >= set(WRONG)
     assert {record["row"] for record in found if record["label"] == "negative"} >= set(ANSWERED)

@@ -35,9 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "settings", [{}, {"shared": True}, {"pooling": "mean", "normalize": True}, {"projection_dim": 5}]
 )
-def test_a_saved_model_has_the_same_vectors(
-    folder: Path, tmp_path: Path, settings: dict[str, object]
-) -> None:
+def test_a_saved_model_has_its_vectors(folder: Path, tmp_path: Path, settings: dict[str, object]) -> None:
     model = tiny_model(folder, dtype=torch.float32, **settings)
     model.save(tmp_path / "checkpoint")
     loaded = BiEncoder.load(tmp_path / "checkpoint")

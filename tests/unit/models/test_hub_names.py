@@ -141,13 +141,11 @@ def test_a_name_has_the_tokens_of_its_folder(hub: None, tmp_path: Path) -> None:
     assert models[0].fingerprint == models[1].fingerprint
 
 
-def test_a_name_of_nothing(
-    model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_names(model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match="no such file or folder here, and the hub gives no such model"):
         BiEncoder.load("nobody/nothing")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"no network; fetch it .*\(hf download nobody/nothing\)"):
+    with pytest.raises(CheckpointError, match=r"no network; download it .*\(hf download nobody/nothing\)"):
         BiEncoder("nobody/nothing")
 
     # a misspelt run beside others is not looked up

@@ -81,9 +81,8 @@ def test_other_prompts_are_refused_unless_forced(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_states_none_takes_those_given(tmp_path: Path) -> None:
-    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(
-        tmp_path / "bert"
-    )
+    plain = tiny_model(tmp_path / "bert", dtype=torch.float32)
+    plain.question_model.backbone.save_pretrained(tmp_path / "bert")
     plain = BiEncoder.load(tmp_path / "bert")
     given = {"query_prompt": "ba be ", "plain_apostrophes": False}
     model = BiEncoder.load(tmp_path / "bert", text=GivenTextSettings(**given))
@@ -132,9 +131,8 @@ def test_prompts_and_lengths_are_those_of_sentence_transformers(
     library = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     prompts, default, said = STATED[kind]
-    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(
-        tmp_path / "bert"
-    )
+    plain = tiny_model(tmp_path / "bert", dtype=torch.float32)
+    plain.question_model.backbone.save_pretrained(tmp_path / "bert")
     fast_tokenizer("bert").save_pretrained(tmp_path / "bert")
     body = modules.Transformer(str(tmp_path / "bert"), max_seq_length=16, query_length=9, document_length=14)
     parts = [body, modules.Pooling(body.get_embedding_dimension(), pooling_mode="mean"), modules.Normalize()]

@@ -68,10 +68,8 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     assert check.findings[data_check.REPEATED].places == [f"{path}:4"]
     assert check.findings[data_check.CONTRADICTED].places == [f"{path}:2", f"{path}:5"]
     # 19 of 21 words; the other half is no repeat
-    assert (check.findings[data_check.NEAR].count, check.findings[data_check.NEAR].places) == (
-        1,
-        [f"{path}:6"],
-    )
+    near = check.findings[data_check.NEAR]
+    assert (near.count, near.places) == (1, [f"{path}:6"])
     assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
 
 
@@ -80,9 +78,7 @@ def test_swapped_columns_are_said_here_and_in_training() -> None:
     questions = [f"where is the {word}" for word in WORDS]
     assert "swapped (13 and 4 words" in look_swapped(passages, questions)
     assert "swapped" in look_swapped(passages, [f"\u5317\u4eac{n}\uff1f" for n in range(9)])
-    assert "swapped" in look_swapped(
-        [f"{text} " * 3 for text in passages], [f"{word} north" for word in WORDS]
-    )
+    assert "swapped" in look_swapped([f"{each} " * 3 for each in passages], [f"{each} up" for each in WORDS])
     for fine in (questions, WORDS, passages):
         assert not look_swapped(fine, passages)
     assert not look_swapped([f"{text}?" * 9 for text in questions], WORDS), "short answers"
@@ -99,18 +95,14 @@ def test_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.Capt
     assert f"{path}:1: the key 'hard_negatives_ctxs' is not read; did you mean hard_negative_ctxs?" in text
 
 
-def test_rows_with_labels_are_checked_as_they_are_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labelled_rows_are_checked_as_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.tsv"
     path.write_text("query\tpassage\tlabel\nq\ta passage\t1\nr\tno passage\t0\n")
     assert main(["check-data", str(path)]) == 0
     assert "questions without a positive" in capsys.readouterr().out
 
 
-def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lengths_are_in_tokens_and_rows_as_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder_folder(tmp_path / "model")
     samples = [TrainingSample("ba be", (Passage(" ".join(WORDS[:count]), "ca"),)) for count in (2, 4, 6, 20)]
     path = written(tmp_path / "t.jsonl", *samples)
@@ -149,28 +141,21 @@ def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.Ca
 def test_many_negatives_do_not_make_it_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpr.preparation.data_check._COMPARISONS", 100)
     near = Passage(" ".join(WORDS).replace("fu", "xx"))
-    rows = (
-        sample(row, positives=(Passage(" ".join(WORDS)),), hard_negatives=(near,) * 10) for row in range(50)
-    )
+    rows = (sample(n, positives=(Passage(" ".join(WORDS)),), hard_negatives=(near,) * 10) for n in range(50))
     check = check_files([written(tmp_path / "t.jsonl", *rows)], ReadOptions(open_store))
     assert check.texts["hard negative"].seen == 500
     assert check.findings[data_check.NEAR].count == 110
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("./runs/none", "no such folder;"), ("runs/none", "no such folder, and no tokenizer")],
+    ("name", "told"), [("./runs/none", "no such folder;"), ("runs/none", "no such folder, and no tokenizer")]
 )
 def test_a_model_folder_that_is_not_there_is_said_to_be_missing(
-    tmp_path: Path,
-    name: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, name: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["check-data", str(written(tmp_path / "t.jsonl", sample(1))), f"model_file={name}"]) == 3
-    assert f"{name}: {message}" in capsys.readouterr().err
+    assert f"{name}: {told}" in capsys.readouterr().err
 
 
 def test_empty_answers_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

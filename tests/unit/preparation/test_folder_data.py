@@ -62,11 +62,8 @@ def test_passages_keep_every_word_in_order_and_never_cross_a_heading(prepared: P
         assert passage.text.split() == body.split()
         assert passage.title.endswith(f" > {heading}")
     first = json.loads((prepared / "data" / "corpus.jsonl").read_text().splitlines()[0])
-    assert first["metadata"] == {
-        "file": "part 0/page0.md",
-        "heading": first["title"].split(" > ")[1],
-        "line": 3,
-    }
+    heading = first["title"].split(" > ")[1]
+    assert first["metadata"] == {"file": "part 0/page0.md", "heading": heading, "line": 3}
 
 
 def test_a_long_section_is_cut_at_sentences_with_the_overlap_that_was_asked_for() -> None:
@@ -76,14 +73,9 @@ def test_a_long_section_is_cut_at_sentences_with_the_overlap_that_was_asked_for(
     assert [piece.overlap for piece in pieces] == ["", *(told[place] for place in range(2, 18, 3))]
     assert " ".join(f"{piece.first} {piece.rest}" for piece in pieces) == " ".join(told)
     assert all(len(piece.passage().text.split()) <= 35 + 12 for piece in pieces)
-    assert cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)[2].rest == ""
-    assert (
-        sum(
-            len(piece.passage().text.split())
-            for piece in cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)
-        )
-        == 100
-    )
+    pieces = cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)
+    assert pieces[2].rest == ""
+    assert sum(len(piece.passage().text.split()) for piece in pieces) == 100
 
 
 def test_held_out_questions_are_hidden_where_they_are_searched_and_nowhere_else(prepared: Path) -> None:
@@ -107,9 +99,7 @@ def test_held_out_questions_are_hidden_where_they_are_searched_and_nowhere_else(
         assert words_of(train[place].question) not in words_of(f"{positive.title} {positive.text}")
 
 
-def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_bad_files_are_listed_and_a_folder_gives_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
     unread = [json.loads(line) for line in (prepared / "data" / "unread.jsonl").read_text().splitlines()]
     assert unread == [{"file": "bad.md", "reason": "not text: it holds the byte 0x00"}]
     counts = prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings())
@@ -120,16 +110,12 @@ def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(
         prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(seed=1))
 
 
-def test_what_is_not_read_is_named_in_the_log_and_a_word_file_has_no_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unread_files_are_named_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_folder(tmp_path / "docs", files=1)
     shutil.copy(Path(__file__).parents[2] / "fixtures" / "documents" / "guide.docx", folder / "guide.docx")
     assert main(["prepare", str(folder), f"out={tmp_path / 'out'}"]) == 0
     assert "bad.md is not read: not text: it holds the byte 0x00" in capsys.readouterr().err
-    of_word = [
-        one for one in read_passages(tmp_path / "out" / "corpus.jsonl") if one.origin.file == "guide.docx"
-    ]
+    of_word = [p for p in read_passages(tmp_path / "out" / "corpus.jsonl") if p.origin.file == "guide.docx"]
     assert {one.origin.place for one in of_word} == {"guide.docx"}
     assert Origin("coffee.docx", "", 0).place == "coffee.docx"  # as earlier corpora have it
 
@@ -146,16 +132,12 @@ def test_what_is_no_file_is_listed_as_unread_and_names_need_not_be_utf8(tmp_path
     unread = [json.loads(line) for line in (tmp_path / "out" / "unread.jsonl").read_text().splitlines()]
     assert [one["file"] for one in unread] == ["\\xe9.html", "bad.md", "pipe.txt"]
     assert "is a pipe, not a file" in unread[2]["reason"]
-    (cafe,) = [
-        passage for passage in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in passage.text
-    ]
+    (cafe,) = [one for one in read_passages(tmp_path / "out" / "corpus.jsonl") if "cafe" in one.text]
     assert cafe.origin is not None
     assert cafe.origin.file == "caf\\xe9.md"
 
 
-def test_given_questions_find_their_files_and_answers_and_alone_are_held_out(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_given_questions_find_their_answers_and_alone_are_held_out(prepared: Path, tmp_path: Path) -> None:
     passages = list(read_passages(prepared / "data" / "corpus.jsonl"))
     rng = random.Random(3)
     rows = ["question\tanswer", "which page one?\tpage1.md"]

@@ -29,12 +29,8 @@ def data(world: World, tmp_path: Path) -> Path:
         (folder / name).mkdir(parents=True)
     write_passages(folder / "cranfield" / "corpus.jsonl", world.passages)
     write_questions(folder / "cranfield" / "queries.jsonl", world.questions)
-    write_qrels(
-        folder / "cranfield" / "qrels" / "test.tsv", {one.id: {str(right.id): 1} for one, right in asked}
-    )
-    paragraphs = [
-        {"context": right.text, "qas": [{"question": one.text, "answers": []}]} for one, right in asked
-    ]
+    write_qrels(folder / "cranfield" / "qrels" / "test.tsv", {one.id: {str(own.id): 1} for one, own in asked})
+    paragraphs = [{"context": own.text, "qas": [{"question": one.text, "answers": []}]} for one, own in asked]
     article = {"title": "An_article", "paragraphs": paragraphs}
     (folder / "squad" / "dev-v1.1.json").write_text(json.dumps({"version": "1.1", "data": [article]}))
     qed = [
@@ -73,9 +69,7 @@ def test_known_collections_are_read_as_they_are_published(
     assert counts == dict.fromkeys(counts, 12), "a question of two rows is asked once"
     (made,) = (out / "cache").glob("medquad-*/qrels/test.tsv")
     questions = {one.text: one.id for one in read_questions(made.parent.parent / "queries.jsonl")}
-    assert len(read_qrels(made)[questions[world.questions[0].text]]) == 2, (
-        "and both of its passages are right"
-    )
+    assert len(read_qrels(made)[questions[world.questions[0].text]]) == 2, "both passages are right"
     (squad,) = (out / "cache").glob("squad-*/corpus.jsonl")
     assert json.loads(squad.read_text().splitlines()[0])["title"] == "An article"
 

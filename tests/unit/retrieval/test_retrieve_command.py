@@ -1,10 +1,12 @@
 """``dpr retrieve`` from the command line to its files, on a tiny corpus."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.records import Question
@@ -14,10 +16,16 @@ from dpr.evaluation.runs import Retrieval
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_trec_run
+from dpr.formats.vector_shards import open_shards
 from dpr.indexer.ranking import to_rankings
+from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.retriever import Retriever
 from tests.helpers.indexes import exact_index
+from tests.helpers.jobs import embed, export, retrieve
 from tests.helpers.jobs import retrieve as main
+from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.results import read_results
+from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 
 
@@ -42,17 +50,13 @@ def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: Wo
         model.encode_passages(world.passages),
         model.encode_questions([question.text for question in world.questions]),
     )
-    expected = to_rankings(
-        exact_index([str(passage.id) for passage in world.passages], vectors).search(queries, 7)
-    )
+    expected = to_rankings(exact_index([str(one.id) for one in world.passages], vectors).search(queries, 7))
     by_id = {passage.id: passage for passage in world.passages}
     found = read_results(out)
     assert [result.id for result in found] == [question.id for question in world.questions]
     for result, ranking in zip(found, expected, strict=True):
         assert [hit.id for hit in result.hits] == [passage for passage, _ in ranking]
-        np.testing.assert_allclose(
-            [hit.score for hit in result.hits], [score for _, score in ranking], atol=1e-5
-        )
+        np.testing.assert_allclose([hit.score for hit in result.hits], [own for _, own in ranking], atol=1e-5)
         assert [(hit.title, hit.text) for hit in result.hits] == [
             (by_id[hit.id].title, by_id[hit.id].text) for hit in result.hits
         ]
@@ -85,7 +89,7 @@ def test_a_metrics_file_has_every_metric_of_every_question(world: World, tmp_pat
     each = evaluate_questions(read_trec_run(tmp_path / "m.run"), qrels, (1, 5, 10, 20))
     for name, mean in mean_metrics(each).items():
         assert stored.each.judged(name) == pytest.approx(
-            {key: of[name] for key, of in each.items()}, abs=1e-12
+            {one: of[name] for one, of in each.items()}, abs=1e-12
         )
         assert stored.metrics[name] == pytest.approx(mean, abs=1e-12)
     assert 0 < stored.metrics["mrr@20"] < 1, "a metric that is 0 or 1 would agree by itself"
@@ -159,9 +163,7 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
 
 
 @pytest.mark.parametrize("selector", ["2", "'[SEP]'"])
-def test_a_selector_moves_where_the_question_vector_is_read(
-    world: World, tmp_path: Path, selector: str
-) -> None:
+def test_a_selector_says_where_the_question_vector_is(world: World, tmp_path: Path, selector: str) -> None:
     options = ["datasets.mine.file=questions.jsonl", f"datasets.mine.selector={selector}"]
     arguments = dense(*options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
     arguments[2] = "qa_dataset=mine"
@@ -181,9 +183,7 @@ def test_ids_get_the_prefix_of_their_source(tmp_path: Path) -> None:
     options = ["ctx_sources.mine.file=corpus.tsv", "ctx_sources.mine.id_prefix='wiki:'"]
     out = tmp_path / "results.json"
     assert main(dense("ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
-    assert all(
-        hit.id.startswith("wiki:p") and hit.text for result in read_results(out) for hit in result.hits
-    )
+    assert all(hit.id.startswith("wiki:p") and hit.text for each in read_results(out) for hit in each.hits)
 
 
 def test_what_does_not_fit_together_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,3 +254,49 @@ def test_stored_ranks_give_the_accuracy_at_every_cut_off(tmp_path: Path) -> None
     for k in (1, 5, 10, 20):
         assert curve[k] == pytest.approx(run.file.metrics[f"accuracy@{k}"])
     assert 0 < curve[1] < curve[20]
+
+
+@pytest.fixture(scope="module")
+def originals(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """x.cp, and two embedding files wiki_0 and wiki_1 of the corpus, made by it."""
+    folder = tmp_path_factory.mktemp("originals")
+    weights = tiny_model(folder / "bert", dtype=torch.float32).weights()
+    write_original(folder / "x.cp", original_extras(original_names(weights), 16), nested_params("not/here"))
+    vectors = BiEncoder.load(folder / "x.cp", pretrained_model_cfg=str(folder / "bert")).encode_passages(
+        world.passages
+    )
+    items = [(passage.id, vector) for passage, vector in zip(world.passages, vectors, strict=True)]
+    for number in range(2):
+        (folder / f"wiki_{number}").write_bytes(pickle.dumps(items[number * 30 : number * 30 + 30]))
+    return folder
+
+
+def test_files_give_the_hits_of_embedding_again(world: World, originals: Path, tmp_path: Path) -> None:
+    model = [f"model_file={originals / 'x.cp'}", f"encoder.pretrained_model_cfg={originals / 'bert'}"]
+    corpus = world.path("corpus.tsv")
+    assert embed([*model, f"ctx_src={corpus}", f"out_file={tmp_path / 'again'}"]) == 0
+    assert sum(shard.num_vectors for shard in open_shards([str(tmp_path / "again_0")])) == 60
+    files = f"encoded_ctx_files=[{originals / 'wiki_*'}]"
+    assert export(["to=vectors", *model, files, f"out_file={tmp_path / 'made'}"]) == 0
+    assert [shard.num_vectors for shard in open_shards([str(tmp_path / "made_*")])] == [30, 30]
+    ask = [*model, f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datatsets=[{corpus}]", "n_docs=5"]
+    results = []
+    for number, more in enumerate(
+        [
+            [f"encoded_ctx_files=[{tmp_path / 'again_*'}]"],
+            [f"encoded_ctx_files=[{tmp_path / 'made_*'}]"],
+            [files, f"search_folder={tmp_path}"],
+            [files, "indexer=hnsw", f"index_path={tmp_path / 'index'}"],
+        ]
+    ):
+        assert retrieve([*ask, *more, f"out_file={tmp_path / str(number)}"]) == 0
+        results.append(read_results(tmp_path / str(number)))
+    first = [[hit.id for hit in result.hits] for result in results[0]]
+    for result in results[1:]:
+        assert [[hit.id for hit in question.hits] for question in result] == first
+        scores, expected = (
+            [[hit.score for hit in question.hits] for question in found] for found in (result, results[0])
+        )
+        np.testing.assert_allclose(scores, expected, atol=1e-4)
+    found = Retriever.open(tmp_path).search(world.questions[0].text, 5)
+    assert [hit.passage.id for hit in found] == first[0]

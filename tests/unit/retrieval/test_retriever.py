@@ -48,9 +48,7 @@ def test_a_hit_has_its_texts_rank_and_both_sides_scores(run_folder: Path, world:
     assert all(hit.bm25 is None for hit in retriever.search("ka", mode="dense"))
 
 
-def test_a_list_of_questions_gives_a_list_and_an_empty_question_nothing(
-    run_folder: Path, world: World
-) -> None:
+def test_a_list_of_questions_gives_a_list_and_an_empty_one_nothing(run_folder: Path, world: World) -> None:
     retriever = Retriever.open(run_folder, device="cpu")
     questions = [world.questions[0].text, " ", world.questions[1].text]
     together = retriever.search(questions, 3)
@@ -235,9 +233,7 @@ def test_where_and_ids_search_a_part_exactly(
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_added_passages_are_found_and_stay(
-    world: World, model: BiEncoder, tmp_path: Path, is_stored: bool
-) -> None:
+def test_passages_are_added_and_stay(world: World, model: BiEncoder, tmp_path: Path, is_stored: bool) -> None:
     folder = tmp_path / "run" if is_stored else None
     first, rest = world.passages[:30], world.passages[30:]
     new = {"id": "new", "text": "zebra crossing"}
@@ -343,7 +339,7 @@ def test_a_folder_of_other_passages_or_of_another_model_is_left_as_it_is(
     )
 
 
-def test_a_run_folder_without_search_settings_is_searched_with_its_own_vectors(
+def test_a_run_folder_without_search_settings_is_searched_by_its_own_vectors(
     world: World, tmp_path: Path
 ) -> None:
     for name in ("vectors_0", "vectors_1"):

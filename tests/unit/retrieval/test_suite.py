@@ -253,7 +253,7 @@ def test_another_model_or_changed_data_are_refused_unless_overwritten(
     assert files_of(fresh) == expected, "vectors of the first evaluation serve the second"
 
 
-def test_a_yaml_lists_sets_with_splits_and_prefixes(
+def test_a_yaml_lists_sets_splits_and_prefixes(
     world: World, beir: Path, evaluated: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(beir / "first", tmp_path / "data")
@@ -307,8 +307,7 @@ def foreign_run(folder: Path) -> tuple[Path, Path]:
             score = rng.choice([rng.randrange(12), 1 + rng.random() * 1e-9, rng.gauss(0, 5)])
             lines.append(f"{question} Q0 {passage} {150 - rank} {score!r} other")
         grades += [
-            f"{question + 2} 0 {passage} {rng.choice([0, 0, 1, 2, -1])}"
-            for passage in rng.sample(passages, 40)
+            f"{question + 2} 0 {one} {rng.choice([0, 0, 1, 2, -1])}" for one in rng.sample(passages, 40)
         ]
     (folder / "other.run").write_text("\n".join(lines) + "\n")
     (folder / "qrels.txt").write_text("\n".join(grades) + "\n")
@@ -386,9 +385,7 @@ def test_evaluations_are_compared_set_by_set(
         read_metrics(folder / "second" / "dense.json").metrics["mrr@10"]
         for folder in (evaluated, tmp_path / "cut")
     ]
-    (test,) = (
-        test for test in stored["tests"] if (test["question_set"], test["metric"]) == ("second", "mrr@10")
-    )
+    (test,) = (one for one in stored["tests"] if (one["question_set"], one["metric"]) == ("second", "mrr@10"))
     assert (test["first"], test["second"]) == pytest.approx(tuple(values))
     assert stored["sets"].keys() == {"first", "second"}
     with pytest.raises(InputError, match="has no results of hybrid, expected --system with one of dense"):

@@ -78,7 +78,7 @@ def test_the_real_client_of_openai(runs: dict[str, Path], models: dict[str, BiEn
             client.embeddings.create(model="one", input=TEXTS[0]).data[0].embedding,
             models["one"].encode(TEXTS[0]),
         )
-        with pytest.raises(openai.UnprocessableEntityError, match="say which these are by input_type"):
+        with pytest.raises(openai.UnprocessableEntityError, match="set input_type"):
             client.embeddings.create(model="two", input=TEXTS)
         names = [model.id for model in client.models.list()]
         assert {"one", "prompted", "two", "two:dense"} <= {*names} and "words" not in names
@@ -142,7 +142,7 @@ def test_sides_that_differ_must_be_named(client: Any, models: dict[str, BiEncode
         ({"input": ""}, "a text is empty"),
         ({"input": "ka", "dimensions": 9999}, "dimensions=9999, but the vectors have 16"),
         ({"input": "ka", "model": "words"}, "words has no model; it searches by words alone"),
-        ({"input": "ka", "input_type": "title"}, "'title' is not known; choose of query, passage"),
+        ({"input": "ka", "input_type": "title"}, "'title' is not known; choose from query, passage"),
         ({"input": "ka", "encoding_format": "int8"}, "encoding_format"),
     ],
 )
@@ -183,7 +183,7 @@ def test_one_wrong_request_does_not_fail_those_beside_it(runs: dict[str, Path]) 
         others = [("v1/embeddings", embedding), ("v1/embeddings", embedding | {"dimensions": 9999})]
         answers = asked_together(client, gate, *searches, *others)
     assert [answer.status_code for answer in answers] == [200, 200, 500, 200, 200, 422]
-    assert "its log says why" in answers[2].json()["error"]
+    assert "its log has the reason" in answers[2].json()["error"]
     assert len(gate.searched[1]) == 3, "they were one batch"
 
 

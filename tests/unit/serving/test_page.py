@@ -32,9 +32,7 @@ HOSTILE = [
 def address(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A run searched in three ways, and one whose texts are hostile."""
     folder = tmp_path_factory.mktemp("hostile")
-    origins = [
-        Origin(text, f"under {text}", 3, f"https://example.org/{quote(text)}?'<b>\"") for text in HOSTILE
-    ]
+    origins = [Origin(one, f"under {one}", 3, f"https://example.org/{quote(one)}?'<b>\"") for one in HOSTILE]
     passages = [
         Passage(f"zebra {text} {'stripe ' * 100}", text, f"{text} {number}", origin=origins[number])
         for number, text in enumerate(HOSTILE)

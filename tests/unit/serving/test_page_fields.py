@@ -74,7 +74,7 @@ def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
     expected = {number for number in range(0, 30, 2) if number % 3 < 2}
     assert numbers(page) == numbers(page, "right") == expected
     assert text_of(page, "summary") == "Filter (2)"
-    assert text_of(page, "#status").endswith("Searched among the passages that pass the filter.")
+    assert text_of(page, "#status").endswith("Only passages that match the filter were searched.")
     opened_again(page)
     page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
     assert numbers(page) == expected, "the address holds the filter"

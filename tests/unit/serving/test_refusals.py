@@ -1,5 +1,6 @@
 """What a service does not answer gets a 4xx, or a 503 where trying again helps, and one sentence."""
 
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.serving import Gate, asked_together, served, wait_until
+from tests.helpers.patience import patient
+from tests.helpers.serving import Gate, asked_together, listening, served, wait_until
 from tests.unit.retrieval.conftest import World
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -59,9 +61,7 @@ def test_a_bad_body_gets_one_sentence(client: Any, body: str, words: str) -> Non
 @pytest.mark.parametrize(
     "body", [b"[" * 1000, '{"queries": [[['.encode("utf-16-le") + b"[\0" * 300, b'{"queries": ["\xff"]}']
 )
-def test_a_body_nested_too_deeply_is_refused_whatever_the_interpreter_allows(
-    client: Any, body: bytes
-) -> None:
+def test_a_body_nested_too_deeply_is_refused_whatever_python_allows(client: Any, body: bytes) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     try:
@@ -150,9 +150,45 @@ def test_what_queued_is_searched_together(
 
 def test_a_slow_answer_is_refused_in_time(run_folder: Path) -> None:
     gate = threading.Event()
-    with served(
-        {"run": run_folder}, before=lambda questions: gate.wait(20), timeout=0.5, modes="bm25"
-    ) as client:
+    with served({"run": run_folder}, before=lambda _: gate.wait(20), timeout=0.5, modes="bm25") as client:
         answer = client.post("/search", json={"queries": ["ka"]})
         assert (answer.status_code, answer.json()) == (503, {"error": "there was no answer within 0.5 s"})
         gate.set()
+
+
+def sent(address: str, text: bytes) -> bytes:
+    """What is answered to these bytes, until the other side closes or nothing more comes."""
+    port = int(address.rstrip("/").rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=patient(20)) as own:
+        own.sendall(text)
+        found = b""
+        while chunk := own.recv(65536):
+            found += chunk
+        return found
+
+
+def test_odd_requests_are_answered_in_one_sentence(run_folder: Path) -> None:
+    with listening({"run": run_folder}, modes="bm25", timeout=0.5) as address:
+        for head, status, words in (
+            (b"OPTIONS * HTTP/1.1\r\nHost: localhost", b"404", b"there is nothing at *"),
+            (b"GET /nothing HTTP/1.1\r\nHost: [::1x", b"404", b"there is nothing"),
+            (b"GET /info HTTP/1.1\r\nHost: evil_host!.example", b"421", b"localhost only"),
+            (b"GET /info HTTP/1.1\r\nHost: localhost.evil.example", b"421", b"localhost only"),
+            (b"GET /nothing HTTP/1.1\r\nHost: [::1]:8080", b"404", b"there is nothing"),
+            (b"POST /healthz HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 0", b"405", b"not allowed"),
+            (b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9", b"408", b"within 0.5 s"),
+        ):
+            answer = sent(address, head + b"\r\nConnection: close\r\n\r\n")
+            assert answer.split()[1] == status, answer
+            assert words in answer and b"x-content-type-options: nosniff" in answer
+
+
+def test_a_page_of_another_address_cannot_make_it_work(run_folder: Path) -> None:
+    with served({"run": run_folder}, modes="bm25") as client:
+        for site in ("cross-site", "same-site"):
+            other = {"sec-fetch-site": site, "sec-fetch-dest": "empty"}
+            assert client.get("/info", headers=other).status_code == 403
+            assert client.post("/search", json={}, headers=other).status_code == 403
+            assert client.get("/", headers=other).status_code == 200
+            assert client.get("/info", headers=other | {"sec-fetch-dest": "document"}).status_code == 200
+        assert client.get("/info", headers={"sec-fetch-site": "same-origin"}).status_code == 200

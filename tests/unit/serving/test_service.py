@@ -55,7 +55,7 @@ def test_several_runs_are_served_beside_each_other(run_folder: Path) -> None:
         names = [item["name"] for item in client.get("/info").json()["indexes"]]
         assert names == ["first", "first:dense", "second", "second:dense"]
         answers = [
-            client.post("/search", json={"queries": ["ka no"], "index": index}).json() for index in names
+            client.post("/search", json={"queries": ["ka no"], "index": name}).json() for name in names
         ]
         assert (
             answers[0]["results"] == answers[2]["results"] != answers[1]["results"] == answers[3]["results"]

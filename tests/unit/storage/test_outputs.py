@@ -1,9 +1,11 @@
-"""A place that cannot be written is refused before the work; finished outputs are recognised."""
+"""Places that cannot be written are refused before the work, finished outputs are recognised, and no link is followed."""
 
 import errno
+import json
 import os
 import pickle
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ import pytest
 from dpr.core.errors import CheckpointError, DprError, InputError, OutputError
 from dpr.storage import leftovers, locks, outputs
 from dpr.storage.checksums import recalled, remember, verify_file
-from dpr.storage.durable import durable_file, durable_folder, write_manifest
-from dpr.storage.leftovers import ProcessName
+from dpr.storage.durable import append_jsonl, durable_file, durable_folder, write_manifest
+from dpr.storage.leftovers import ProcessName, open_own, temporary_beside
 from dpr.storage.locks import alone_with, lock_of, locked
 from dpr.storage.outputs import ensure_built, output, require_writable
 from tests.helpers.users import bound_by_permissions
@@ -52,9 +54,7 @@ def test_the_same_is_made_once_and_something_else_is_refused(tmp_path: Path, mak
     assert not lock_of(target).exists()
 
 
-def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced_when_asked(
-    tmp_path: Path,
-) -> None:
+def test_what_others_made_is_refused_and_their_folders_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").write_text("mine")
@@ -70,9 +70,7 @@ def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced
         assert is_missing
 
 
-def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_note_and_file_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.replace
 
     def kill(source: Path, target: Path) -> None:
@@ -130,16 +128,11 @@ def test_nothing_is_added_to_a_checkpoint(tmp_path: Path, folder: bool) -> None:
 def test_an_output_error_is_one_of_the_system_and_one_for_people_and_travels_between_processes() -> None:
     error = pickle.loads(pickle.dumps(OutputError("out", "No space left on device")))
     assert isinstance(error, OSError) and isinstance(error, DprError) and not isinstance(error, InputError)
-    assert (str(error), error.strerror, error.exit_code) == (
-        "out: cannot be written (No space left on device)",
-        "No space left on device",
-        3,
-    )
+    assert (error.strerror, error.exit_code) == ("No space left on device", 3)
+    assert str(error) == "out: cannot be written (No space left on device)"
 
 
-def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_keeps_no_locks_and_no_unread_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(cache := tmp_path / "cache"))
     cache.mkdir()
     (cache / "killed.lock").touch()
@@ -199,3 +192,98 @@ def test_a_full_disk_under_the_cache_is_said_as_such(tmp_path: Path, monkeypatch
     with pytest.raises(OutputError, match=r"No space left on device.*DPR_CACHE") as caught:
         ensure_built(tmp_path / "cache" / "texts", lambda _: None)
     assert caught.value.exit_code == 3
+
+
+PRECIOUS = "years of work\n"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    file = tmp_path / "home" / "precious"
+    file.write_text(PRECIOUS)
+    return file
+
+
+def write_output(out: Path) -> None:
+    with output(out, {}) as is_missing:
+        assert is_missing
+
+
+def hold_run(out: Path) -> None:
+    out.mkdir(exist_ok=True)
+    with locked(out):
+        pass
+
+
+def build_cache(out: Path) -> None:
+    ensure_built(out, lambda folder: folder.mkdir())
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
+    "lock of an output": (lock_of, write_output),
+    "lock of a run": (lambda out: out / "run.lock", hold_run),
+    "lock of a cache": (lock_of, build_cache),
+    "metrics": (lambda out: out, lambda out: append_jsonl(out, {})),
+}
+
+
+@pytest.mark.parametrize("kind", ["soft", "dangling", "hard", "pipe", "folder"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_link_in_place_of_output_is_refused(tmp_path: Path, precious: Path, name: str, kind: str) -> None:
+    out = tmp_path / "shared" / "out"
+    place = REFUSED[name][0](out)
+    place.parent.mkdir(parents=True)
+    if kind == "hard" and name in ("metrics", "lock of a cache"):
+        pytest.skip("what is there already is appended to, or left alone")
+    make = {
+        "soft": lambda: place.symlink_to(precious),
+        "dangling": lambda: place.symlink_to(precious.with_name("new")),
+        "hard": lambda: place.hardlink_to(precious),
+        "pipe": lambda: os.mkfifo(place),
+        "folder": place.mkdir,
+    }
+    make[kind]()
+    with pytest.raises(OutputError) as caught:
+        REFUSED[name][1](out)
+    assert str(place) in str(caught.value)
+    assert precious.read_text() == PRECIOUS
+    assert [path.name for path in precious.parent.iterdir()] == ["precious"]
+
+
+def test_a_link_in_place_of_a_temporary_name_is_replaced_not_followed(tmp_path: Path, precious: Path) -> None:
+    out = tmp_path / "out"
+    temporary_beside(out).symlink_to(precious)
+    with durable_file(out) as file:
+        file.write("content")
+    assert not out.is_symlink() and out.read_text() == "content"
+    temporary_beside(tmp_path / "probe").symlink_to(precious)
+    require_writable(tmp_path / "new")
+    temporary_beside(tmp_path / "folder").symlink_to(precious.parent)
+    with durable_folder(tmp_path / "folder") as folder:
+        (folder / "part").write_text("content")
+    out.with_name("out.sha256").symlink_to(precious)
+    out.with_name("out").unlink()
+    with durable_file(out, note={"seed": 1}) as file:
+        file.write("content")
+    assert precious.read_text() == PRECIOUS
+    assert [path.name for path in precious.parent.iterdir()] == ["precious"]
+
+
+def test_a_file_that_is_no_lock_is_not_taken_over_and_a_damaged_lock_is(tmp_path: Path) -> None:
+    lock = lock_of(tmp_path / "out")
+    lock.write_text("[packages]\n")
+    with pytest.raises(OutputError, match=r"out\.lock: cannot be written \(it is not a lock file\)"):
+        write_output(tmp_path / "out")
+    assert lock.read_text() == "[packages]\n"
+    for damaged in ("", "\0" * 40, '{"token": "ab', json.dumps({"token": "x", "processes": [{"host": 3}]})):
+        lock.write_text(damaged)
+        write_output(tmp_path / "out")
+        assert not lock.exists()
+
+
+def test_what_is_new_is_created_and_nothing_that_was_there_is_opened(tmp_path: Path, precious: Path) -> None:
+    (tmp_path / "x").hardlink_to(precious)
+    with open_own(tmp_path / "x", "xb") as file:
+        file.write(b"new")
+    assert (precious.read_text(), (tmp_path / "x").read_text()) == (PRECIOUS, "new")

@@ -61,9 +61,7 @@ def dies_at(last: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_killed_before_any_operation_the_folder_ends_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_operation_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     all_steps(tmp_path / "whole")
     expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").rglob("*") if path.is_file()}

@@ -37,9 +37,7 @@ def depth_of(value: Any) -> int:
 
 
 @given(VALUES, st.integers(0, 6), st.booleans())
-def test_what_is_deeper_than_the_limit_is_refused_and_nothing_else(
-    value: Any, limit: int, ascii_only: bool
-) -> None:
+def test_what_is_deeper_than_the_limit_alone_is_refused(value: Any, limit: int, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(untrusted, "MAX_DEPTH", limit)

@@ -196,7 +196,7 @@ def _with_file(manifest: Path, file: Path) -> str:
 def test_a_run_whose_last_step_is_not_saved_fails_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: tuple[int, ...], left: list[int], every: int
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"at its end, step 4, but that step could not be saved"):
+    with pytest.raises(CheckpointError, match=r"ended at step 4, but that step could not be saved"):
         job(tmp_path, monkeypatch, full_at, VALUES, eval_every_steps=every).train()
     assert (tmp_path / "run" / "run.json").exists() == bool(left)
     folders = run_folders.checkpoint_folders(tmp_path / "run")

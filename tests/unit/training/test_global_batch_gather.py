@@ -112,9 +112,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_collectives_run_beside_the_question_tower_in_one_order(
-    events: list[dict[str, list[str]]], name: str
-) -> None:
+def test_collectives_run_beside_questions_in_one_order(events: list[dict[str, list[str]]], name: str) -> None:
     """Equal lists on both ranks keep them from waiting for each other."""
     assert events[0][name] == events[1][name] == CASES[name][1].split(", ")
 

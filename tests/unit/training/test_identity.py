@@ -19,7 +19,7 @@ from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import TrainCommand
 from dpr.training.run import RunProgress
-from dpr.training.settings import TrainNode
+from dpr.training.settings import TrainingSettings, TrainNode
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
 from tests.helpers.training import command_trainer, small_command
 from tests.unit.training.test_retrieval_validation import entry as retrieval_entry
@@ -112,9 +112,7 @@ COMPARED = [
 
 
 @pytest.mark.parametrize("entry", COMPARED, ids=lambda entry: entry.key)
-def test_a_changed_setting_has_its_role(
-    folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_change_has_its_role(folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture) -> None:
     config, named = config_of(folder, **{entry.key: other(entry)}), IN_EFFECT.get(entry.key, entry.key)
     if entry.rule.on_resume in (IDENTITY, UPDATES) or entry.key == "compat":  # the run is finished
         with pytest.raises(CheckpointError, match=rf"{named}\S* was ") as error:
@@ -126,9 +124,7 @@ def test_a_changed_setting_has_its_role(
 
 
 @pytest.mark.parametrize("key", ["", "train.keep_last", "train.num_workers"])
-def test_a_setting_without_effect_may_change(
-    folder: Path, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_without_effect_may_change(folder: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
     changes = {entry.key: other(entry) for entry in SETTINGS if entry.key == key}
     assert start(config_of(folder, **changes)).step == 2
     assert "changed" not in caplog.text
@@ -147,9 +143,7 @@ def test_a_finished_run_takes_more_steps(folder: Path, caplog: pytest.LogCapture
         start(config)
 
 
-def test_another_learning_rate_of_a_run_is_told(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_changed_rate_is_told(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     changes = {"output_dir": str(tmp_path / "run"), "train.max_steps": 4, "train.stop_at_epoch": 1}
     config = config_of(folder, **changes)
     command_trainer(config).train()
@@ -158,9 +152,7 @@ def test_another_learning_rate_of_a_run_is_told(
     assert "resuming with train.learning_rate changed from" in caplog.text
 
 
-def test_another_vocabulary_and_other_dev_data(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_words_and_dev_data(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     moved = shutil.copytree(folder, tmp_path / "moved")
     config = config_of(moved)
     assert start(config).step == 2
@@ -197,9 +189,7 @@ def job(
     return command_trainer(config_of(folder, **changes))
 
 
-def test_a_changed_validation_is_told_and_its_best_forgotten(
-    own: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_validation_is_told_its_best_forgotten(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     job(own).train()
     (own / "copy.tsv").write_bytes((own / "corpus.tsv").read_bytes())
     with caplog.at_level(logging.WARNING, "dpr"):
@@ -219,6 +209,23 @@ def test_a_changed_validation_is_told_and_its_best_forgotten(
     write_training_set(own / "train.json", make_samples(12, seed=9))
     with pytest.raises(CheckpointError, match=r"different run: train_datasets\[0\] was \S+, is now \S+"):
         job(own).resume()
+
+
+@pytest.mark.parametrize("first", ["Python", "the command"])
+def test_python_and_the_command_resume_each_others_runs(own: Path, first: str) -> None:
+    def from_python() -> BiEncoderTrainer:
+        given = job(own)
+        wanted = given.settings
+        settings = TrainingSettings(seed=wanted.seed, train=wanted.train, loss=wanted.loss)
+        files = (str(own / "train.json"), str(own / "dev.json"))
+        return BiEncoderTrainer(given.model, *files, output_dir=own / "run", settings=settings)
+
+    if first == "Python":
+        from_python().train()
+        assert job(own).resume().step == 2
+    else:
+        job(own).train()
+        assert from_python().resume().step == 2
 
 
 ENCODER = {

@@ -1,6 +1,7 @@
-"""``metrics.jsonl`` after a kill: no torn line, no step twice, and no reason to lose a run."""
+"""metrics.jsonl after a kill has no torn line and no step twice; every run leaves a report; neither is a reason to lose a run."""
 
 import json
+import logging
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from dpr.core.distributed import Ranks
 from dpr.evaluation.report import write_report
 from dpr.evaluation.runs import read_training
 from dpr.formats.text_input import MAX_LINE_BYTES
+from dpr.storage.durable import append_jsonl
 from dpr.training.callbacks import Callback, metrics_file
-from dpr.training.callbacks.metrics_file import MetricsFile
+from dpr.training.callbacks.metrics_file import MetricsFile, ReportPage
 from dpr.training.settings import is_logged
 from tests.helpers.jobs import verify
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
@@ -140,7 +142,7 @@ def test_every_file_of_a_run_is_compared_or_named(tmp_path: Path, capsys: pytest
     make_trainer(model, *sets, tmp_path / "run", max_steps=2, eval_at_start=True).train()
     (tmp_path / "run" / "train.log").write_text("of another program")
     assert verify([str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("what these held: train.log")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("files without a checksum: train.log")
     for name in ("run.json", "verdict.json", "train.log"):
         file = tmp_path / "run" / name
         content = file.read_bytes()
@@ -159,4 +161,41 @@ def test_metrics_may_grow_after_a_checkpoint(tmp_path: Path, capsys: pytest.Capt
     (run / "run.json").write_text('{"last_checkpoint": "dpr_biencoder.step2"}')
     (run / "metrics.jsonl").write_text("")
     assert verify([str(run)]) == 0
-    assert "no checksum says" in capsys.readouterr().out
+    assert "files without a checksum" in capsys.readouterr().out
+
+
+def trainer(*, is_main: bool = True) -> Any:
+    return SimpleNamespace(ranks=SimpleNamespace(is_main=is_main))
+
+
+def test_the_page_follows_checkpoints_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ReportPage(tmp_path)
+    page.on_save(trainer(), tmp_path / "dpr.step1")
+    page.on_train_end(trainer(is_main=False))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(metrics_file, "REPORT_EVERY_S", 0.0)
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 1, "train/loss": 2.0})
+    page.on_save(trainer(), tmp_path / "dpr.step1")
+    assert "1 steps" in (tmp_path / "report.html").read_text()
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 2, "train/loss": 1.0})
+    page.on_train_end(trainer())
+    assert "2 steps" in (tmp_path / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "report.html").mkdir()
+    with caplog.at_level(logging.WARNING, logger="dpr"):
+        ReportPage(tmp_path).on_train_end(trainer())
+    assert "report.html is not written" in caplog.text
+
+
+def test_every_training_run_has_its_page(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
+    train, dev = ListSource(make_samples(16)), ListSource(make_samples(4, seed=1), "dev")
+    config = {"seed": 4711, "output_dir": str(tmp_path / "run")}
+    make_trainer(model, [train], [dev], tmp_path / "run", config=config, report=True).train()
+    end = (tmp_path / "run" / "report.html").read_text()
+    figures = ["4 steps", "best eval/nll_loss", "4711", torch.__version__]
+    for words in (*figures, "Learning rate", "Gradient norm"):
+        assert words in end
+    assert str(tmp_path) not in end and "is missing" not in end

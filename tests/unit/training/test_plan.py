@@ -30,9 +30,7 @@ def test_negatives_are_counted_as_they_are_there(
         sets = [ListSource(samples)]
         make_trainer(model, sets, [], tmp_path / "run", hard_negatives=hard_negatives, max_steps=1).train()
     width = 8 * (1 + own)
-    told = (
-        f"up to {width - 1} negatives per question" if own else "7 in-batch negatives per question, no hard"
-    )
+    told = f"up to {width - 1} negatives per question" if own else "7 in-batch negatives per question, no"
     assert f"8 questions x {width} passages on 1 rank ({told}" in caplog.text
     told = "have hard negatives, but train.hard_negatives=0 ignores them"
     assert caplog.text.count(told) == (has_hard and not hard_negatives)
@@ -81,7 +79,7 @@ def test_fewer_rows_than_a_batch_are_the_batch(
             return
         plan = plan_of(tmp_path, *sizes, sampling=SamplingSettings(mixed=mixed))
     assert plan.global_batch_size == size == len(plan.dataset.iterator.global_batch(0, 0).rows)
-    assert caplog.text.count(f"all training rows make a batch of {size} questions") == (size < 8)
+    assert caplog.text.count(f"the training data fill only a batch of {size} questions") == (size < 8)
 
 
 def test_few_rows_are_shared_by_the_ranks_alike(tmp_path: Path) -> None:

@@ -118,9 +118,7 @@ def test_metrics_are_those_of_all_scores(folder: Path, tmp_path: Path) -> None:
         assert value == pytest.approx(expected[name.removeprefix("eval/own/")], abs=1e-12), name
 
 
-def test_a_sample_keeps_what_is_relevant(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_keep_the_relevant(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     exact = measured(folder, tmp_path, {})
     assert measured(folder, tmp_path, {"sample": PASSAGES}) == exact
     few = measured(folder, tmp_path, {"sample": 30})
@@ -134,13 +132,8 @@ def test_the_best_is_the_highest_and_without_dev_sets_by_ndcg(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str | None
 ) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    options = {
-        "validation": [entry(folder)],
-        "best_metric": metric and f"eval/own/{metric}",
-        "num_train_epochs": 3,
-        "eval_at_start": True,
-        "learning_rate": 1e-2,
-    }
+    options: dict[str, Any] = {"num_train_epochs": 3, "eval_at_start": True, "learning_rate": 1e-2}
+    options |= {"validation": [entry(folder)], "best_metric": metric and f"eval/own/{metric}"}
     chosen_by = f"eval/own/{metric or 'ndcg@10'}"
 
     make_trainer(model_of(folder), [ListSource(make_samples(16))], [], tmp_path / "run", **options).train()

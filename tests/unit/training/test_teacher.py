@@ -253,9 +253,7 @@ def test_a_passage_without_a_vector_is_named(shards: Path) -> None:
         ),
     ],
 )
-def test_what_no_passage_could_learn(
-    shards: Path, vectors: np.ndarray, how: dict[str, Any], message: str
-) -> None:
+def test_what_none_could_learn(shards: Path, vectors: np.ndarray, how: dict[str, Any], message: str) -> None:
     write_shards(shards, "wrong", vectors)
     with pytest.raises(ConfigError, match=message):
         static_job(shards, "wrong_*", **how)

@@ -44,23 +44,21 @@ def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.Log
     trainer(tmp_path, tracker, other).train()
     assert tracker.seen == [1, 2, 3, 3] and tracker.ends == []
     assert other.seen == [1, 2, 3, 3, 4, 5, 6, 6] and other.ends == [False]
-    assert "Broken takes no more metrics since step 4: the server is gone" in caplog.text
+    assert "Broken gets no more metrics after step 4: the server is gone" in caplog.text
     assert "Broken was not closed: still gone" in caplog.text
     finished = Broken(refused=0)
     trainer(tmp_path, finished, Broken(refused=0)).train()
     assert finished.seen == finished.ends == [] and finished.id == "first", "a finished run opens nothing"
 
 
-def test_a_tracker_that_cannot_be_opened_refuses_a_new_run_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_closed_tracker_refuses_a_new_run_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"cannot be opened: no route to host; .*leave out callbacks"):
         trainer(tmp_path, Broken(refused=None)).train()
     assert not list((tmp_path / "run").glob("dpr_biencoder*"))
     trainer(tmp_path, Broken(refused=0), max_steps=4).train()
     resumed = Broken(refused=None)
     trainer(tmp_path, resumed).train()
-    assert "Broken takes no metrics of this resumed run: no route to host" in caplog.text
+    assert "Broken gets no metrics of this resumed run: no route to host" in caplog.text
     assert resumed.seen == resumed.ends == [] and resumed.id == "first"
 
 

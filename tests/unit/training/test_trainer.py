@@ -1,4 +1,4 @@
-"""The loop: when things are due, what a checkpoint restores, and how settings that contradict are refused."""
+"""The loop: when things are due, what a checkpoint restores, and how wrong settings and arguments are refused."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,8 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats import run_folders
+from dpr.formats.training_files.dpr import write_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.losses.candidates import score_matrix
 from dpr.losses.protocol import GlobalBatch, Loss, LossResult
 from dpr.models.biencoder import BiEncoder, TowerOptions
@@ -26,19 +28,14 @@ from tests.helpers.training import Calling, make_trainer
 
 
 def trainer(
-    folder: Path,
-    *callbacks: Callback,
-    name: str = "run",
-    dev: bool = True,
-    dropout: float = 0.0,
-    **options: Any,
+    folder: Path, *callbacks: Callback, name: str = "run", dev: bool = True, dropout: float = 0.0, **more: Any
 ) -> BiEncoderTrainer:
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
     devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
-    train_sets = options.pop("train_sets", [ListSource(make_samples(40))])
-    options.setdefault("learning_rate", 1e-3)
-    options.setdefault("eval_at_start", False)
-    return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
+    train_sets = more.pop("train_sets", [ListSource(make_samples(40))])
+    more.setdefault("learning_rate", 1e-3)
+    more.setdefault("eval_at_start", False)
+    return make_trainer(model, train_sets, devs, folder / name, *callbacks, **more)
 
 
 def test_a_validation_comes_at_the_end_of_an_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,21 +185,17 @@ def test_few_negatives_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("normalize", "settings", "expected"),
+    ("normalize", "settings", "value"),
     [(True, {}, 0.05), (False, {}, 1.0), (True, {"temperature": 0.3}, 0.3), (True, {"compat": "dpr"}, 1.0)],
 )
 def test_the_temperature_that_nobody_has_set(
-    tmp_path: Path,
-    normalize: bool,
-    settings: dict[str, Any],
-    expected: float,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, normalize: bool, settings: dict[str, Any], value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_model(tmp_path / "encoder", normalize=normalize)
     with caplog.at_level("INFO"):
         make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / "run", **settings)
-    assert float(model.temperature) == expected
-    assert ("loss.temperature is not set: it is 0.05" in caplog.text) == (expected == 0.05)
+    assert float(model.temperature) == value
+    assert ("loss.temperature is not set: it is 0.05" in caplog.text) == (value == 0.05)
 
 
 def test_a_resumed_run_keeps_the_temperature_that_nobody_sets_now(tmp_path: Path) -> None:
@@ -225,9 +218,7 @@ class Summed(Loss):
 
 
 @pytest.mark.parametrize("loss", [Summed(), None])
-def test_masked_scores_are_not_added_up(
-    tmp_path: Path, loss: Loss | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_masked_scores_in_a_sum(tmp_path: Path, loss: Loss | None, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(tmp_path / "encoder")
     samples = [TrainingSample("ba", (Passage(word),)) for word in ("be", "bi", "bo", "bu") * 4]
     sets = [ListSource(samples)]
@@ -237,9 +228,68 @@ def test_masked_scores_are_not_added_up(
 
 def test_questions_of_dev_and_train_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(tmp_path / "encoder")
-    rows = [
-        {"question": sample.question, "positive": sample.positives[0].text} for sample in make_samples(16)
-    ]
+    rows = [{"question": one.question, "positive": one.positives[0].text} for one in make_samples(16)]
     dev = [{**rows[0], "question": rows[0]["question"].upper()}, {"question": "ba ce", "positive": "be"}]
     make_trainer(model, rows, dev, tmp_path / "run")
-    assert "1 of the 2 dev questions are training questions" in caplog.text
+    assert "1 of the 2 dev questions are also training questions" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("arguments")
+    write_training_set(folder / "train.jsonl", make_samples(8))
+    model: BiEncoder = tiny_model(folder / "encoder", dtype=torch.float32)
+    train_sets = [open_training_set(folder / "train.jsonl", name="train")]
+    return {"model": model, "train_sets": train_sets, "output_dir": folder / "run"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lr": 1e-5}, "there is no setting lr; did you mean learning_rate?"),
+        ({"device": "cuda"}, "there is no setting device; did you mean model=model.to(device)?"),
+        ({"batchsize": 8}, "there is no setting batchsize; did you mean batch_size"),
+        ({"train_dataset": []}, "there is no setting train_dataset; did you mean train_sets?"),
+        ({"early_stopping_patience": 2}, "callbacks=[dpr.EarlyStopping(patience=3)]"),
+        ({"symmetric_weight": -1}, "loss.symmetric_weight=-1 is out of range"),
+        ({"learn_temperature": True}, "make the model with options=dpr.TowerOptions(learn_temperature=True)"),
+        ({"callbacks": [Callback]}, "is of type type; give an object of a subclass of dpr.Callback"),
+        ({"output_dir": None}, "output_dir is of type NoneType; give the folder of the run"),
+        ({"train_sets": []}, "train_sets is empty; give a file, a list of dictionaries, or a data set"),
+        ({"loss": "nll"}, "loss is of type str; give an object of a class that implements dpr.Loss"),
+        ({"model": "bert-base-uncased"}, "give a BiEncoder, e.g. BiEncoder.load('bert-base-uncased')"),
+        ({"settings": {"batch_size": 8}}, "settings is of type dict; give TrainingSettings"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(parts: dict[str, Any], given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        BiEncoderTrainer(**{**parts, **given})
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not Path(parts["output_dir"]).exists()
+
+
+def test_all_unknown_arguments_are_named_at_once(parts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        BiEncoderTrainer(**parts, args=1, train_dataset=[], lora_r=8, lr=1e-5)
+    lines = str(error.value).split("\n")
+    assert [line.partition(";")[0].partition(":")[0] for line in lines] == [
+        f"there is no setting {name}" for name in ("args", "lora_r", "lr", "train_dataset")
+    ]
+    assert 'EncoderSettings(adapter="lora", lora_rank=16)' in lines[1] and "learning_rate" in lines[2]
+
+
+def test_settings_of_the_loss_are_given_by_name(parts: dict[str, Any]) -> None:
+    model = parts["model"]
+    trainer = BiEncoderTrainer(**parts, batch_size=4, temperature=0.05, dimensions=[16, 8])
+    assert float(model.temperature) == pytest.approx(0.05)
+    assert trainer.settings.loss.dimensions == [16, 8]
+    with pytest.raises(TypeError, match=r"train\(\) has no argument 'resume_from_checkpoint'"):
+        trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(AttributeError, match=r"no attribute 'save_model': trainer.model.save\(folder\)"):
+        trainer.save_model("folder")
+
+    folder = Path(parts["output_dir"]).parent / "encoder"
+    options = TowerOptions(temperature=0.1, learn_temperature=True)
+    learning = tiny_model(folder, dtype=torch.float32, options=options)
+    with pytest.raises(ConfigError, match=r"temperature=0\.05, but the model learns its own from 0\.1"):
+        BiEncoderTrainer(**parts | {"model": learning}, batch_size=4, temperature=0.05)

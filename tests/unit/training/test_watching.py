@@ -1,4 +1,4 @@
-"""What a run reports: metrics, and what it would take."""
+"""What a run reports: metrics, the arithmetic of its towers, and what it would take."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,9 @@ import torch
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
 from dpr.training.dry_run import dry_run
+from dpr.training.throughput import TowerCost
 from dpr.training.validations.protocol import Metrics
-from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
 from tests.helpers.training import Calling, tiny_trainer
 
 
@@ -60,9 +61,7 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
     # two, the best, and one that is being written; and the start
     [({}, 4, 4), ({"eval_at_start": True}, 5, 4), ({"keep": "better"}, 5, 5)],
 )
-def test_a_dry_run_counts(
-    tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int
-) -> None:
+def test_dry_runs_count(tmp_path: Path, options: dict[str, Any], validations: int, checkpoints: int) -> None:
     job = tiny_trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2, **options)
     text = "\n".join(dry_run(job))
     assert "12 steps" in text and f"{validations} times" in text and "NOT ENOUGH" not in text
@@ -97,3 +96,39 @@ def test_a_dry_run_from_the_command_line_writes_nothing(
     out = capsys.readouterr().out
     assert "15 steps" in out and "5 times" in out and "GiB" in out and "GB are free" in out
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_arithmetic_counted_is_that_of_torchs_counter(tmp_path: Path, pooling: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from dpr.core.batch import TokenBatch
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    folder = encoder_folder(tmp_path / "encoder", **sizes)
+    model = tiny_model(folder, dtype=torch.float32, pooling=pooling)
+    lengths = [20, 20, 20]
+    batch = TokenBatch(torch.full((60,), 12), torch.tensor(lengths), torch.zeros(3, dtype=torch.int64))
+    model.train()
+    # The fused kernel of the CPU is not known to the counter.
+    with (
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
+        model.question_model(batch).sum().backward()
+    own = TowerCost(model.question_model).of(batch.lengths)
+    # Computed on the way and not used: queries of all 60 tokens, keys and values of the 3 that are read,
+    # forward only.
+    unused = 2 * 64 * 64 * (60 + 2 * 3) if pooling == "cls" else 0
+    assert own + unused == counter.get_total_flops()
+    model.question_model.requires_grad_(False)
+    assert TowerCost(model.question_model).of(batch.lengths) == pytest.approx(own / 3)
+
+
+def test_frozen_weights_under_adapters_have_no_gradient_to_compute(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    lengths = torch.tensor([9, 4])
+    plain = tiny_model(tmp_path, pooling="mean").question_model
+    adapted = tiny_model(tmp_path, pooling="mean", adapter="lora", lora_rank=1, shared=True).question_model
+    share = TowerCost(adapted).of(lengths) / TowerCost(plain).of(lengths)
+    assert 0.6 < share < 0.85, "two passes of three, attention in full, and the adapters themselves"

@@ -89,30 +89,17 @@ def test_nothing_is_run(tmp_path: Path, name: str, as_zip: bool) -> None:
 
 
 def packed(
-    folder: Path,
-    stream: bytes,
-    *,
-    as_zip: bool = True,
-    data: bytes = b"",
-    compression: int = zipfile.ZIP_STORED,
+    folder: Path, stream: bytes, *, as_zip: bool = True, data: bytes = b"", packing: int = zipfile.ZIP_STORED
 ) -> Path:
     file = folder / "evil.cp"
     if as_zip:
-        with zipfile.ZipFile(file, "w", compression) as archive:
+        with zipfile.ZipFile(file, "w", packing) as archive:
             archive.writestr("archive/data.pkl", stream)
             archive.writestr("archive/data/0", data)
     else:
-        head = [
-            0x1950A86A20F9469CFC6C,
-            1001,
-            {"protocol_version": 1001, "little_endian": True, "type_sizes": {}},
-        ]
-        file.write_bytes(
-            b"".join(pickle.dumps(item, protocol=2) for item in head)
-            + stream
-            + pickle.dumps(["0"], protocol=2)
-            + data
-        )
+        system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
+        head, tail = (0x1950A86A20F9469CFC6C, 1001, system), pickle.dumps(["0"], protocol=2)
+        file.write_bytes(b"".join(pickle.dumps(item, protocol=2) for item in head) + stream + tail + data)
     return file
 
 
@@ -238,9 +225,7 @@ def test_tensors_cannot_claim_more_than_their_data(tmp_path: Path, claims: dict[
 
 
 def test_compressed_archives_are_refused_before_they_grow(tmp_path: Path) -> None:
-    file = packed(
-        tmp_path, tensor_stream(count=1 << 22), data=bytes(1 << 24), compression=zipfile.ZIP_DEFLATED
-    )
+    file = packed(tmp_path, tensor_stream(count=1 << 22), data=bytes(1 << 24), packing=zipfile.ZIP_DEFLATED)
     with pytest.raises(CheckpointError, match="compressed"):
         read_dpr_checkpoint(file)
 

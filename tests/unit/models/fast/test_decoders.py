@@ -15,19 +15,10 @@ from dpr.models.encoder import Encoder, checkpoint_activations
 from dpr.models.fast import varlen
 from tests.helpers.training import assert_near, encoded
 from tests.helpers.varlen import on_any_device
-from tests.unit.models.fast.test_packing import LENGTHS, batch_of
+from tests.unit.models.fast.test_packing import LENGTHS, SMALL, TOKENS, batch_of
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 100,
-    "max_position_embeddings": 80,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = SMALL | TOKENS | {"num_hidden_layers": 3, "num_attention_heads": 4}
+GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 100, "n_positions": 80}
 GROUPED: dict[str, Any] = {**SIZES, "num_key_value_heads": 2}
 HEADS: dict[str, Any] = {**GROUPED, "head_dim": 16}
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
@@ -42,23 +33,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", HEADS | MIXED),
     "gemma3, bidirectional": ("Gemma3Text", HEADS | MIXED | {"use_bidirectional_attention": True}),
     "phi3, window": ("Phi3", GROUPED | {"sliding_window": 8}),
-    "modernbert decoder": (
-        "ModernBertDecoder",
-        SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
-    ),
+    "modernbert": ("ModernBertDecoder", SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2}),
     "gpt_neox": ("GPTNeoX", SIZES),
-    "gpt2": (
-        "GPT2",
-        {
-            "n_embd": 32,
-            "n_layer": 3,
-            "n_head": 4,
-            "vocab_size": 100,
-            "n_positions": 80,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
+    "gpt2": ("GPT2", GPT2 | {"bos_token_id": 1, "eos_token_id": 2}),
 }
 
 
@@ -130,9 +107,7 @@ def test_varlen_attention_gets_what_is_seen(name: str, pooling: str, monkeypatch
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(("attention", "pooling"), [("sdpa", "mean"), ("varlen", "last")])
-def test_nobody_waits_for_the_device(
-    name: str, attention: str, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits(name: str, attention: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which has shapes and no values, so that whoever asks it for one fails."""
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     backbone = backbone_from_config(config_of(name), dropout=0.0)
