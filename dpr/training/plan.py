@@ -176,7 +176,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
         negatives = f"up to {num_contexts - 1:,} negatives per question, including up to {of_question} from its own row"
     accumulation = f", {plan.accumulation} batches per step" if plan.accumulation > 1 else ""
     logger.info(
-        "batch: %s questions x %s passages on %d rank%s (%s); %s steps per epoch, %s steps in total%s",
+        "batch: %s questions x %s passages on %d rank%s (%s); steps: %s per epoch, %s in total%s",
         f"{plan.global_batch_size:,}",
         f"{num_contexts:,}",
         num_ranks,
