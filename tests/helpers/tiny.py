@@ -32,6 +32,17 @@ def encoder_folder(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def transformers_folder(folder: Path, kind: str = "AutoModel") -> Path:
+    """Writes a BERT of one label as transformers saves it, with random weights and its tokenizer."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(encoder_folder(folder), num_labels=1)
+    torch.manual_seed(0)
+    getattr(transformers, kind).from_config(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return folder
+
+
 def training_folder(folder: Path, *, train: int, dev: int) -> Path:
     """Writes a tiny encoder and training and dev sets of so many questions into the folder."""
     encoder_folder(folder / "encoder")

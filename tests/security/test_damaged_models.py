@@ -19,7 +19,7 @@ from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.storage.durable import MANIFEST, durable_folder, write_manifest
-from tests.helpers.tiny import encoder_folder, tiny_model
+from tests.helpers.tiny import tiny_model, transformers_folder
 
 Damage = Callable[[Path], None]
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -157,14 +157,9 @@ DAMAGES: dict[str, Damage] = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An encoder, a classifier and one of our checkpoints."""
-    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
-
     top = tmp_path_factory.mktemp("good")
-    for name, kind in (("encoder", AutoModel), ("classifier", AutoModelForSequenceClassification)):
-        folder = encoder_folder(top / name)
-        torch.manual_seed(0)
-        kind.from_config(AutoConfig.from_pretrained(folder, num_labels=1)).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    transformers_folder(top / "encoder")
+    transformers_folder(top / "classifier", "AutoModelForSequenceClassification")
     with durable_folder(top / "checkpoint") as target:
         tiny_model(top / "random", dtype=torch.float32).write_to(target)
     return {name: top / name for name in ("encoder", "classifier", "checkpoint")}

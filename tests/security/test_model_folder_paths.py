@@ -20,7 +20,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.storage.durable import MANIFEST, describe_file, durable_folder, verify_folder
-from tests.helpers.tiny import VOCABULARY, encoder_folder, tiny_model
+from tests.helpers.tiny import VOCABULARY, encoder_folder, tiny_model, transformers_folder
 
 Change = Callable[[Path, Path], object]
 
@@ -28,14 +28,7 @@ Change = Callable[[Path, Path], object]
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of sentence-transformers around a BERT, which is a Hugging Face folder too."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
-
-    folder = tmp_path_factory.mktemp("good") / "model"
-    encoder_folder(folder)
-    torch.manual_seed(0)
-    config = BertConfig.from_pretrained(folder)
-    BertModel(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    folder = transformers_folder(tmp_path_factory.mktemp("good") / "model")
     types = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
     listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in types.items()]
     (folder / "modules.json").write_text(json.dumps(listed))
@@ -47,10 +40,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / path / "config.json").write_text(text)
     save_file({"linear.weight": torch.randn(5, 16)}, str(folder / "2_Dense" / "model.safetensors"))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": "dot"}))
-    classifier = folder.parent / "classifier"
-    shutil.copytree(folder, classifier)
-    config.num_labels = 1
-    BertForSequenceClassification(config).save_pretrained(classifier)
+    transformers_folder(folder.parent / "classifier", "AutoModelForSequenceClassification")
     return folder
 
 

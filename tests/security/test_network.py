@@ -18,7 +18,7 @@ from dpr.models.cross_encoder import CrossEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.retrieval.retriever import Retriever
 from tests.helpers.original import flat_params, nested_params, original_extras, original_names, write_original
-from tests.helpers.tiny import encoder_folder, tiny_model
+from tests.helpers.tiny import tiny_model, transformers_folder
 
 
 @pytest.fixture
@@ -115,13 +115,7 @@ EVIL_CONFIG = {
 
 
 def evil_folder(folder: Path, kind: str, values: dict[str, Any]) -> Path:
-    import transformers
-
-    encoder_folder(folder)
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
-    getattr(transformers, kind).from_config(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    transformers_folder(folder, kind)
     for name in ("config.json", "tokenizer_config.json"):
         state = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(state | values))
