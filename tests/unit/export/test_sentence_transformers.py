@@ -185,7 +185,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "user-defined",
     ),
     "repeats in a transformer": (lambda folder: bert(folder, pooling="idf_sqrt"), "weights the tokens"),
-    "idf of a transformer": (lambda folder: bert(folder, pooling="idf"), "weights the tokens"),
     "names of prompts": (lambda folder: bert(folder, prompts={"query": "x"}), "a prompt called query"),
 }
 

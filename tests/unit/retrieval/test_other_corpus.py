@@ -1,6 +1,7 @@
 """Vectors and indexes are never shown beside the texts of another corpus, whichever command joins them."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -11,11 +12,14 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.cli.main import main as dpr
+from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.results import read_trec_run
 from dpr.formats.training_files.dpr import write_training_set
+from dpr.retrieval.settings import IndexerConfig
+from dpr.retrieval.sides import index_choice, open_text_index
 from dpr.storage.durable import read_manifest, write_manifest
 from tests.helpers.tiny import make_samples
 from tests.unit.retrieval.conftest import World, searchable
@@ -187,3 +191,35 @@ def test_retrieve_leaves_out_the_questions_own_id(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert retrieved(folder, "skip_same_id=true") == 1
     assert "passages of the corpus" not in capsys.readouterr().err
+
+
+def write_long_corpus(path: Path, middle: str) -> None:
+    path.write_text(
+        "".join(
+            f"p{row}\t{'filler ' * 2000}{middle if row == 100 else 'word'}\ttitle{row}\n"
+            for row in range(200)
+        )
+    )
+
+
+def open_words(sources: list[PassageSource], index: str) -> None:
+    open_text_index(index_choice(IndexerConfig(kind="bm25")), sources, index)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"text_col": 2, "title_col": 1}, {"title_col": 5}, {"normalize": True}, {"id_prefix": "w:"}, {}],
+)
+def test_a_saved_bm25_index_of_other_texts_is_refused(tmp_path: Path, options: dict[str, object]) -> None:
+    """Other settings of the passages, or a word in the middle of a file of the same size and time."""
+    corpus, index = tmp_path / "c.tsv", str(tmp_path / "index")
+    write_long_corpus(corpus, "lamp")
+    times = corpus.stat()
+    open_words([PassageSource(corpus)], index)
+    # changes no word of it
+    open_words([PassageSource(corpus, name="another", passage_prefix="passage: ")], index)
+    if not options:
+        write_long_corpus(corpus, "sofa")
+        os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(InputError, match="remove it to build it again"):
+        open_words([PassageSource(corpus, **options)], index)  # type: ignore[arg-type]
