@@ -201,14 +201,14 @@ def _longest_in(charsmap: Any) -> int:
     return max(longest, 1)
 
 
-def load_tokenizer(name_or_folder: str | os.PathLike[str], **options: Any) -> Any:
+def load_tokenizer(name_or_folder: str | os.PathLike[str], *, rows: int | None = None, **options: Any) -> Any:
     """Loads the tokenizer of a Hugging Face model or folder. A folder is read without the network. Code in it
-    is never run.
+    is never run. ``rows`` is the number of rows of the model's embeddings, if no config beside the tokenizer states it.
 
     Raises:
         InputError: there is none, or it is damaged.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PretrainedConfig
     from transformers.utils import has_file
 
     name = str(name_or_folder)
@@ -244,7 +244,12 @@ def load_tokenizer(name_or_folder: str | os.PathLike[str], **options: Any) -> An
             file=name,
             expected="tokenizer.json or vocab.txt beside config.json",
         )
-    rows = look(name_or_folder).settings(CONFIG).get("vocab_size") if Path(name).is_dir() else None
+    config: dict[str, Any] = {}
+    if Path(name).is_dir():
+        config = look(name_or_folder).settings(CONFIG)
+    elif has_file(name, CONFIG, local_files_only=True):  # of the hub
+        config = PretrainedConfig.get_config_dict(name, local_files_only=True)[0]
+    rows = config.get("vocab_size", rows)
     if type(rows) is int:
         _take_away_added_tokens(tokenizer, rows)
     return tokenizer
@@ -252,16 +257,17 @@ def load_tokenizer(name_or_folder: str | os.PathLike[str], **options: Any) -> An
 
 def _take_away_added_tokens(tokenizer: Any, rows: int) -> None:
     """Removes added tokens that the model beside the tokenizer has no row for, such as Gemma's token of images in a
-    model of texts. A text that holds the name of one is read as its letters."""
-    if len(tokenizer) <= rows:
+    model of texts. A text that holds the name of one is read as its letters. Tokens that every sequence has remain."""
+    if len(tokenizer) <= rows or not tokenizer.is_fast:
         return
     backend = tokenizer.backend_tokenizer
     state = json.loads(backend.to_str())
     in_vocabulary = backend.get_vocab(with_added_tokens=False)
+    needed = {tokenizer.pad_token_id, *tokenizer("1", "1", verbose=False)["input_ids"]}
     removed = {
         token["content"]
         for token in state["added_tokens"]
-        if token["id"] >= rows and token["content"] not in in_vocabulary
+        if token["id"] >= rows and token["id"] not in needed and token["content"] not in in_vocabulary
     }
     if not removed:
         return

@@ -49,4 +49,5 @@ def make_encoder(config: NewEncoderSettings) -> None:
         tokenizer=config.tokenizer,
         overwrite=config.overwrite,
     )
-    print(f"{out}: {config.layers} layer(s), {config.hidden} wide, {size} tokens; weights come with training")
+    kind = f"{config.layers} layers" if config.layers else "static"
+    print(f"{out}: {kind}, {config.hidden:,} dimensions, {size:,} tokens; training initialises the weights")

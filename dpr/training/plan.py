@@ -160,7 +160,10 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
     if len(dataset.sources) > 1:
         sets = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.passes(), strict=True)
         unit = "rows" if settings.train.sampling.mixed else "global batches"
-        parts = [f"{source.name} {count:,} {unit} ({passes:.3g} passes)" for source, count, passes in sets]
+        parts = [
+            f"{source.name} {count:,} {unit} ({passes:.3g} pass{'' if passes == 1 else 'es'})"
+            for source, count, passes in sets
+        ]
         logger.info(
             "an epoch has %s global batches: %s", f"{dataset.iterator.batches_per_epoch:,}", ", ".join(parts)
         )
@@ -176,7 +179,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: Towers, *, num_ra
         negatives = f"up to {num_contexts - 1:,} negatives per question, including up to {of_question} from its own row"
     accumulation = f", {plan.accumulation} batches per step" if plan.accumulation > 1 else ""
     logger.info(
-        "batch: %s questions x %s passages on %d rank%s (%s); %s steps per epoch, %s steps in total%s",
+        "batch: %s questions x %s passages on %d rank%s (%s); steps: %s per epoch, %s in total%s",
         f"{plan.global_batch_size:,}",
         f"{num_contexts:,}",
         num_ranks,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import CheckpointError
 from dpr.data.tensorizer import Tensorizer
@@ -80,7 +81,7 @@ def _hf_dpr_tower(folder: ModelFolder) -> ForeignTower:
     # Use BERT's tokenizer in place of DPR's classes: some of these lower-case every text, whatever their file
     # says.
     kind = folder.settings("tokenizer_config.json").get("tokenizer_class", "DPR")
-    options = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
+    options: dict[str, Any] = {"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}
     return ForeignTower(
         folder.path,
         config,

@@ -87,7 +87,8 @@ def adapter_tower(folder: ModelFolder, given: Given = Given()) -> ForeignTower: 
         base = folder_or_name(name)
         backbone: Any = load_backbone(base, dropout=given.dropout, attention_dropout=given.attention_dropout)
         has_tokenizer = any(folder.has(file) for file in _TOKENIZER_FILES)
-        tokenizer = load_tokenizer(folder if has_tokenizer else base)
+        rows = len(backbone.get_input_embeddings().weight)
+        tokenizer = load_tokenizer(folder if has_tokenizer else base, rows=rows)
     settings = {
         "adapter": "lora",
         "lora_rank": rank,

@@ -66,7 +66,8 @@ def read_sentence_transformers(folder: ModelFolder, given: Given) -> ModelParts:
             tower = adapter_tower(modules.body, given)
         else:
             tower = backbone_tower(modules.body)
-        if body_settings(modules.body).get("do_lower_case") and not lower_cases(tower.tokenizer):
+        expects_lower_case = body_settings(modules.body).get("do_lower_case") and tower.tokenizer.is_fast
+        if expects_lower_case and not lower_cases(tower.tokenizer):
             raise CheckpointError(
                 "do_lower_case is true, but its tokenizer keeps upper case",
                 file=modules.body.path,

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 from dpr import BiEncoder, CheckpointError, EncoderSettings, to_sentence_transformer
 from dpr.cli.main import main
 from dpr.models.sources import snapshot_of
+from tests.helpers.published import publish
 from tests.helpers.tiny import tiny_model
 
 TEXTS = ["ba be", "bi bo bu"]
@@ -127,6 +128,17 @@ def test_a_name_is_fetched_and_then_found_without_a_network(
         np.testing.assert_allclose(BiEncoder.load(name).encode(TEXTS), expected, atol=1e-6)
     assert BiEncoder.from_pretrained("sentence-transformers/tiny").similarity_fn_name == "cosine"
     assert not Hub.asked
+
+
+def test_a_name_has_the_tokens_of_its_folder(hub: None, tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    publish(folder, "google/embeddinggemma-300m")  # with a token that has no row
+    Hub.asked = []
+    stored = [file for file in folder.rglob("*") if file.is_file()]
+    Hub.files = {str(file.relative_to(folder)): file.read_bytes() for file in stored}
+    names = ("sentence-transformers/tiny", str(folder))
+    models = [BiEncoder.from_pretrained(name, EncoderSettings()) for name in names]
+    assert models[0].fingerprint == models[1].fingerprint
 
 
 def test_unknown_names(model: BiEncoder, hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

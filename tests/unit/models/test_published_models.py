@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage
 from dpr.export.folders import export_folder
 from dpr.models.biencoder import BiEncoder
@@ -94,6 +94,37 @@ def test_a_token_without_a_row_is_read_as_its_letters(tmp_path: Path) -> None:
     assert len(tokens) > 20 and max(tokens) < rows
     model.save(tmp_path / "saved")
     assert BiEncoder.load(tmp_path / "saved").fingerprint == model.fingerprint
+
+
+def test_a_token_of_every_sequence_needs_a_row(tmp_path: Path) -> None:
+    publish(tmp_path, "intfloat/e5-base-v2")
+    tokenizer = word_pieces(48)
+    tokenizer.add_special_tokens({"cls_token": "[NEW]"})
+    tokenizer.save_pretrained(str(tmp_path))
+    with pytest.raises(CheckpointError, match="its tokenizer has tokens up to number"):
+        BiEncoder.load(tmp_path)
+
+
+def test_an_adapter_of_embeddinggemma_has_the_tokens_of_its_base(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    publish(tmp_path / "base", "google/embeddinggemma-300m")
+    theirs = opened(tmp_path / "base")
+    theirs.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    theirs.save_pretrained(str(tmp_path / "adapter"), create_model_card=False)
+    assert difference(BiEncoder.load(tmp_path / "adapter"), theirs) < 1e-5
+
+
+@pytest.mark.parametrize("added", [{}, {"<new>": 184}])
+def test_a_tokenizer_without_a_fast_version_is_refused(added: dict[str, int], tmp_path: Path) -> None:
+    publish(tmp_path, "BAAI/bge-base-en-v1.5")
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    kind = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic"}
+    write_json(tmp_path / "tokenizer_config.json", kind)
+    write_json(tmp_path / "added_tokens.json", added)
+    with pytest.raises(ConfigError, match="has no fast version"):
+        BiEncoder.load(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["JinaEmbeddingsV3", "Gte"])
