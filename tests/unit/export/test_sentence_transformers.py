@@ -122,7 +122,6 @@ def test_programs_that_serve_such_folders_find_the_pooling(name: str, tmp_path: 
         "cls": "cls_token",
         "mean": "mean_tokens",
         "weighted_mean": "weightedmean_tokens",
-        "max": "max_tokens",
         "last": "lasttoken",
     }
     assert chosen == [f"pooling_mode_{names[model.settings.pooling]}"]
