@@ -1,7 +1,11 @@
+"""A corpus is embedded chunk by chunk, by any number of ranks; what is interrupted resumes to the same bytes."""
+
+import errno
 import logging
 import os
 import shutil
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shard
 from dpr.jobs.embed import run
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.sources import resolve_passage_source, resolve_passage_sources
+from dpr.storage import steps
 from tests.helpers.jobs import embed as main
 from tests.helpers.processes import RankFailed, run_on_ranks
 from tests.helpers.tiny import tiny_model
@@ -50,10 +55,8 @@ def vectors_by_id(shards: list[VectorShard]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("passages", "shards", "expected"),
     [
-        (10, 1, [range(10)]),
         (10, 3, [range(4), range(4, 8), range(8, 10)]),
         (5, 4, [range(2), range(2, 4), range(4, 5), range(5, 5)]),
-        (1, 3, [range(1), range(1, 1), range(1, 1)]),
     ],
 )
 def test_shards_are_consecutive_ranges_of_equal_size_as_in_dpr(
@@ -301,10 +304,7 @@ def test_ranks_of_a_launcher_take_chunks_in_turn_and_write_the_same_bytes(folder
         [1, 4],
         [2],
     ]
-    single, many = (
-        {path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in ("X_0", "many_0")
-    )
-    assert single == many
+    assert contents(folder / "X_0") == contents(folder / "many_0")
 
 
 def _chunks_written(settings: EmbedConfig) -> list[int]:
@@ -317,26 +317,13 @@ def _chunks_written(settings: EmbedConfig) -> list[int]:
     return written
 
 
-def test_catalogue_source_with_prefix_is_embedded(folder: Path) -> None:
-    catalogue = {"mine": {"file": str(folder / "corpus.tsv"), "id_prefix": "m:"}}
-    run(config(folder, ctx_src="mine", ctx_sources=catalogue))
-    (shard,) = open_shards([str(folder / "X_*")])
-    assert next(shard.id_chunks())[0] == b"m:p0"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"model_file": None}, "model_file is not set"),
-        ({"ctx_src": None}, "ctx_src is not set"),
-        ({"out_file": None}, "out_file is not set"),
         ({"encoder_type": "passage"}, "encoder_type=passage is not known; choose one of ctx, question"),
-        ({"out_dtype": "bf16"}, "out_dtype=bf16"),
-        ({"precision": "half"}, "precision=half"),
         ({"num_shards": 0}, "num_shards=0 is out of range"),
         ({"shard_id": 4, "num_shards": 4}, "shard_id=4 does not exist with num_shards=4"),
-        ({"chunk_size": 0}, "chunk_size=0"),
-        ({"batch_tokens": -1}, "batch_tokens=-1"),
     ],
 )
 def test_nonsensical_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -427,3 +414,78 @@ def test_the_attention_asked_for_reaches_the_towers_and_needs_half_precision(
     assert calls
     with pytest.raises(ConfigError, match="attention=varlen needs precision=bf16 or fp16"):
         config(folder, attention="varlen")
+
+
+CHUNKS = 7
+
+
+def test_a_chunk_is_encoded_while_the_one_before_it_is_written(
+    embedding_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write waits until the next chunk has been encoded; written in turn, they would deadlock."""
+    encoded = [threading.Event() for _ in range(CHUNKS + 1)]
+    encoded[CHUNKS].set()  # nothing follows the last
+    writing: list[int] = []
+    most, real_encode, real_write = [0], job.encode_within_memory, VectorShardWriter.write_chunk
+
+    def encode(*arguments: Any, **options: Any) -> np.ndarray:
+        vectors = real_encode(*arguments, **options)
+        next(event for event in encoded if not event.is_set()).set()
+        return vectors
+
+    def write(self: VectorShardWriter, number: int, *rest: Any) -> None:
+        writing.append(number)
+        most[0] = max(most[0], len(writing))
+        assert encoded[number + 1].wait(20), "the next chunk is not encoded before this one is written"
+        real_write(self, number, *rest)
+        writing.remove(number)
+
+    monkeypatch.setattr(job, "encode_within_memory", encode)
+    monkeypatch.setattr(VectorShardWriter, "write_chunk", write)
+    assert embed(embedding_folder, tmp_path / "X").embedded == NUM_PASSAGES
+    assert most == [1], "one chunk is written at a time"
+
+
+@pytest.mark.parametrize("failing", [0, 2, CHUNKS - 1])
+def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
+    embedding_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failing: int,
+) -> None:
+    embed(embedding_folder, tmp_path / "whole")
+    real = steps.durable_file
+
+    def full(target: Path, mode: str = "w") -> Any:
+        if f"-{failing:05d}.npy" in target.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(target, mode)
+
+    torch.set_num_threads(1)
+    line = f"model_file={embedding_folder}/model ctx_src={embedding_folder}/corpus.tsv out_file={tmp_path}/X"
+    arguments = [*line.split(), "no_cuda=true", "chunk_size=8", "batch_tokens=200"]
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "durable_file", full)
+        assert main(arguments) == 3
+    assert (
+        "X_0: cannot be written (No space left on device); rerun the same command where it can"
+        in capsys.readouterr().err
+    )
+    assert {path.name for path in (tmp_path / "X_0").glob("step-*.json")} == {
+        f"step-{number:05d}.json" for number in range(failing)
+    }
+    assert not (tmp_path / "X_0" / "manifest.json").exists()
+    assert main(arguments) == 0
+    assert contents(tmp_path / "X_0") == contents(tmp_path / "whole_0")
+
+
+def test_codes_are_written_while_embedding(embedding_folder: Path, tmp_path: Path) -> None:
+    for name, stored in (("exact", "float32"), ("coded", "int8")):
+        embed(embedding_folder, tmp_path / name, out_dtype=stored)
+    exact, coded = (
+        np.concatenate([rows for _, rows in VectorShard(tmp_path / f"{name}_0").chunks()])
+        for name in ("exact", "coded")
+    )
+    np.testing.assert_allclose(coded, exact, atol=float(np.abs(exact).max()) / 253)
+    assert VectorShard(tmp_path / "coded_0").metadata["dtype"] == "int8"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.export.pgvector import load_postgres
 from dpr.indexer.exact import ExactIndex
 from tests.helpers.jobs import export as main
@@ -91,6 +91,7 @@ def test_the_command_line_takes_the_address_as_it_is(
     assert "pgvector holds 300 vectors of 16 dimensions" in capsys.readouterr().err
     assert main(["to=pgvector", *given, "out=postgresql://u:secret@127.0.0.1:9/x"]) == 3
     shown = capsys.readouterr().err
+    assert "table typed of host=127.0.0.1 port=9 dbname=x user=u: cannot be written" in shown
     assert shown.count("error: ") == 1 and "Traceback" not in shown and "secret" not in shown
 
 
@@ -134,12 +135,7 @@ def test_a_table_of_something_else_is_left_alone(address: str, inputs: Path) -> 
     assert load_postgres(open_rows(inputs), address, "mine")
 
 
-def test_a_server_that_is_not_there_is_one_sentence_without_the_password(inputs: Path) -> None:
-    with pytest.raises(
-        OutputError, match=r"table passages of host=127.0.0.1 port=9 dbname=x user=u: cannot be written"
-    ) as caught:
-        load_postgres(open_rows(inputs), "postgresql://u:secret@127.0.0.1:9/x", "passages")
-    assert "secret" not in str(caught.value)
+def test_an_address_of_no_database_is_one_sentence_without_its_words(inputs: Path) -> None:
     with pytest.raises(ConfigError, match="out is not the address of a database") as refused:
         load_postgres(open_rows(inputs), "secret store", "passages")
     assert "secret" not in str(refused.value)

@@ -122,7 +122,6 @@ def test_programs_that_serve_such_folders_find_the_pooling(name: str, tmp_path: 
         "cls": "cls_token",
         "mean": "mean_tokens",
         "weighted_mean": "weightedmean_tokens",
-        "max": "max_tokens",
         "last": "lasttoken",
     }
     assert chosen == [f"pooling_mode_{names[model.settings.pooling]}"]
@@ -185,7 +184,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "user-defined",
     ),
     "repeats in a transformer": (lambda folder: bert(folder, pooling="idf_sqrt"), "weights the tokens"),
-    "idf of a transformer": (lambda folder: bert(folder, pooling="idf"), "weights the tokens"),
     "names of prompts": (lambda folder: bert(folder, prompts={"query": "x"}), "a prompt called query"),
 }
 

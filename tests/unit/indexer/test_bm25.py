@@ -151,31 +151,18 @@ def test_what_cannot_be_indexed_is_refused() -> None:
         Bm25Index.build(IndexTexts(["x", "y"], ["a1"]))
 
 
-def saved(folder: Path, settings: Bm25Settings | None = None) -> Index:
-    choice = IndexChoice("bm25", settings or Bm25Settings())
+def saved(folder: Path) -> Index:
+    choice = IndexChoice("bm25", Bm25Settings())
     corpus = IndexTexts(list(TEXTS), TEXTS.values())
     return IndexStore(choice, folder=folder, source={"corpus": "abc"}).load_or_build(lambda: corpus)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [(Bm25Settings(k1=1.2), r"k1 0\.9, expected 1\.2"), (Bm25Settings(b=0.5), r"b 0\.4, expected 0\.5")],
-)
-def test_an_index_of_other_settings_is_refused(tmp_path: Path, settings: Bm25Settings, message: str) -> None:
-    saved(tmp_path / "index")
-    with pytest.raises(InputError, match=f"was built with {message}"):
-        saved(tmp_path / "index", settings)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("int_dtype", []),
-        ("dtype", 3),
-        ("method", {}),
         ("delta", None),
         ("num_docs", []),
-        ("vocab", {"cat": "0"}),
         ("vocab", {"cat": 99}),
         ("vocab", []),
     ],

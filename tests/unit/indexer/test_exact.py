@@ -10,7 +10,7 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.indexer import exact
-from dpr.indexer.exact import ExactIndex, kth_at_least, rounding_error
+from dpr.indexer.exact import ExactIndex, rounding_error
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, to_rankings
 from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks, paired_dots
 from tests.helpers.indexes import exact_index
@@ -183,14 +183,6 @@ def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ids_of(rankings: list[list[tuple[str, float]]]) -> list[list[str]]:
     return [[name for name, _ in ranking] for ranking in rankings]
-
-
-@pytest.mark.parametrize("rows", [3, 7, 8, 100, 1001])
-def test_the_bound_of_the_kth_score_is_reached_by_k_and_by_few_more(rows: int) -> None:
-    scores = torch.rand(rows, 5, generator=torch.Generator().manual_seed(0)) + 1
-    bound = kth_at_least(scores, 7)
-    assert ((scores >= bound).sum(dim=0) >= min(7, rows)).all()
-    assert ((scores > bound).sum(dim=0) <= 14).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

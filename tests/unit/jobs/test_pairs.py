@@ -82,7 +82,6 @@ def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureF
     [
         (["datasets.docs.reader=a:B"], "datasets.docs.pairs and datasets.docs.reader are mutually exclusive"),
         (["datasets.docs.pairs=nonsense"], "datasets.docs.pairs=nonsense is not a kind of pairs"),
-        (["datasets.docs.held_only=true"], "datasets.docs.held_only"),
         (["datasets.docs.held_back=1"], "it must be in [0, 1)"),
         (["datasets.docs.file={folder}/corpus*.jsonl"], "names 2 files, but pairs are cut from one corpus"),
     ],

@@ -20,8 +20,8 @@ from dpr.training.command_settings import ExplainCommand, TrainCommand
 from dpr.training.data_sets import resolve_training_files
 from dpr.training.settings import TrainNode
 from tests.architecture.source_files import package_sources
-from tests.helpers.tiny import encoder_folder, make_samples
-from tests.helpers.training import trainer_of
+from tests.helpers.tiny import encoder_folder, make_samples, training_folder
+from tests.helpers.training import small_command, trainer_of
 
 
 @pytest.mark.parametrize("kind", [TrainNode, TrainCommand])
@@ -33,22 +33,6 @@ def test_every_setting_of_training_is_read_somewhere(kind: type) -> None:
     assert not unread
 
 
-def config_of(folder: Path, **values: Any) -> TrainCommand:
-    config = TrainCommand(
-        device="cpu", train_datasets=[str(folder / "train.json")], dev_datasets=[str(folder / "dev.json")]
-    )
-    config.output_dir, config.encoder.pretrained_model_cfg = str(folder / "run"), str(folder / "encoder")
-    config.encoder.pretrained, config.encoder.sequence_length, config.train.num_workers = False, 24, 0
-    for key, value in values.items():
-        *path, name = key.split("__")
-        part: Any = config
-        for section in path:
-            part = getattr(part, section)
-        setattr(part, name, value)
-    config.check()
-    return config
-
-
 RETRIEVAL = {"kind": "retrieval", "corpus": "missing.tsv", "questions": "missing.jsonl"}
 
 
@@ -56,31 +40,29 @@ RETRIEVAL = {"kind": "retrieval", "corpus": "missing.tsv", "questions": "missing
     ("values", "message"),
     [
         ({"output_dir": "{folder}/train.json/run"}, r"cannot be written \(.*train.json is not a folder\)"),
-        ({"train__callbacks": ["json:nothing"]}, "train.callbacks=json:nothing: json has no nothing"),
+        ({"train.callbacks": ["json:nothing"]}, "train.callbacks=json:nothing: json has no nothing"),
         (
-            {"train__best_metric": "eval/acc"},
+            {"train.best_metric": "eval/acc"},
             "train.best_metric=eval/acc is not a metric of any validation.*choose one of eval/nll_loss",
         ),
-        ({"loss__dimensions": [8, 4096]}, "loss.dimensions names 4096"),
-        ({"loss__name": "json:JSONDecoder"}, "loss.name=json:JSONDecoder"),
-        ({"loss__guide": ["nowhere_*"]}, "nowhere_"),
-        ({"train__validation": [RETRIEVAL]}, r"train.validation\[0\].corpus=missing.tsv is not a file"),
+        ({"loss.dimensions": [8, 4096]}, "loss.dimensions names 4096"),
+        ({"loss.name": "json:JSONDecoder"}, "loss.name=json:JSONDecoder"),
+        ({"loss.guide": ["nowhere_*"]}, "nowhere_"),
+        ({"train.validation": [RETRIEVAL]}, r"train.validation\[0\].corpus=missing.tsv is not a file"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_names_and_paths_are_checked_before_data_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], message: str
 ) -> None:
-    encoder_folder(tmp_path / "encoder")
-    for name in ("train.json", "dev.json"):
-        write_training_set(tmp_path / name, make_samples(4))
+    training_folder(tmp_path, train=4, dev=4)
     monkeypatch.setattr(train, "open_sets", lambda *_: pytest.fail("data were read"))
     values = {
         key: value.format(folder=tmp_path) if isinstance(value, str) else value
         for key, value in values.items()
     }
     with pytest.raises(DprError, match=message):
-        train.run(config_of(tmp_path, **values))
+        train.run(small_command(tmp_path, dev_datasets=[str(tmp_path / "dev.json")], **values))
 
 
 @pytest.fixture

@@ -197,9 +197,7 @@ def test_the_command_asks_the_classifier_and_writes_its_scores(
     ("arguments", "message"),
     [
         (["mine", "corpus=missing.tsv"], "missing.tsv: cannot be read"),
-        (["mine", "cross_encoder=missing"], "missing"),
         (["mine", "out=train.jsonl/mined.jsonl"], "train.jsonl is not a folder"),
-        (["score", "corpus=missing.tsv"], "missing.tsv: cannot be read"),
         (["score", "cross_encoder=missing"], "missing"),
     ],
 )

@@ -138,7 +138,6 @@ def test_suspects_are_dropped(folder: Path, capsys: pytest.CaptureFixture[str]) 
             '{"label": "right", "question": "?", "passage": {"text": "a"}}\n',
             "not a suspect: the label 'right'",
         ),
-        ('{"label": "positive", "question": 3, "passage": {"text": "a"}}\n', "not a suspect"),
         (
             '{"label": "positive", "question": "?", "passage": {"text": "a"}}\n',
             "none of these labels occurs in the training data",

@@ -1,6 +1,6 @@
 """Vectors and indexes are never shown beside the texts of another corpus, whichever command joins them."""
 
-import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.main import main
 from dpr.cli.main import main as dpr
+from dpr.core.errors import InputError
+from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
+from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.results import read_trec_run
 from dpr.formats.training_files.dpr import write_training_set
+from dpr.retrieval.settings import IndexerConfig
+from dpr.retrieval.sides import index_choice, open_text_index
 from dpr.storage.durable import read_manifest, write_manifest
 from tests.helpers.tiny import make_samples
 from tests.unit.retrieval.conftest import World, searchable
@@ -130,18 +134,12 @@ TEXTS = [f"The {name} of the {side} are old" for side in ("north", "south") for 
 
 def beir_set(folder: Path, *, key: str, text: str) -> Path:
     """Every question asks for the other passage about its subject; number 3 is ``key`` and reads ``text``."""
-    (folder / "qrels").mkdir(parents=True)
-    passages = [json.dumps({"_id": f"d{row}", "text": each}) + "\n" for row, each in enumerate(TEXTS)]
-    (folder / "corpus.jsonl").write_text("".join(passages))
-    questions = [
-        (key if row == 3 else f"q{row}", text if row == 3 else f"which {name} are old")
-        for row, name in enumerate(NAMES)
-    ]
-    (folder / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "text": each}) + "\n" for name, each in questions)
-    )
-    judged = "".join(f"{name}\td{row + 5}\t1\n" for row, (name, _) in enumerate(questions))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    write_passages(folder / "corpus.jsonl", [Passage(each, "", f"d{row}") for row, each in enumerate(TEXTS)])
+    questions = [Question(f"which {name} are old", f"q{row}") for row, name in enumerate(NAMES)]
+    questions[3] = Question(text, key)
+    write_questions(folder / "queries.jsonl", questions)
+    judged = {question.id: {f"d{row + 5}": 1} for row, question in enumerate(questions)}
+    write_qrels(folder / "qrels" / "test.tsv", judged)
     return folder
 
 
@@ -149,7 +147,7 @@ def retrieved(folder: Path, *more: str) -> float:
     """accuracy@1 of the question that may be a passage."""
     line = [f"qa_dataset={folder / 'queries.jsonl'}", f"qrels={folder / 'qrels' / 'test.tsv'}"]
     line += [f"ctx_datasets=[{folder / 'corpus.jsonl'}]", f"metrics_file={folder / 'm.json'}", "n_docs=4"]
-    assert main(["retrieve", "indexer=bm25", *line, *more]) == 0
+    assert dpr(["retrieve", "indexer=bm25", *line, *more]) == 0
     each = read_metrics(folder / "m.json").each
     assert each is not None
     return float(each.values["accuracy@1"][3] or 0)
@@ -174,7 +172,7 @@ def test_a_question_that_is_a_passage_is_said(
     ) == is_said
     (tmp_path / "suite.yaml").write_text("sets: {kept: set, left: {folder: set, skip_same_id: true}}")
     out = tmp_path / "out"
-    assert main(["evaluate", f"suite={tmp_path / 'suite.yaml'}", f"output_dir={out}", "n_docs=4"]) == 0
+    assert dpr(["evaluate", f"suite={tmp_path / 'suite.yaml'}", f"output_dir={out}", "n_docs=4"]) == 0
     assert capsys.readouterr().err.count("skip_same_id") == is_said
     kept, left = (read_trec_run(out / name / "bm25.run")[key] for name in ("kept", "left"))
     rest = [score for passage, score in kept if passage != key]
@@ -187,3 +185,35 @@ def test_retrieve_leaves_out_the_questions_own_id(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert retrieved(folder, "skip_same_id=true") == 1
     assert "passages of the corpus" not in capsys.readouterr().err
+
+
+def write_long_corpus(path: Path, middle: str) -> None:
+    path.write_text(
+        "".join(
+            f"p{row}\t{'filler ' * 2000}{middle if row == 100 else 'word'}\ttitle{row}\n"
+            for row in range(200)
+        )
+    )
+
+
+def open_words(sources: list[PassageSource], index: str) -> None:
+    open_text_index(index_choice(IndexerConfig(kind="bm25")), sources, index)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"text_col": 2, "title_col": 1}, {"title_col": 5}, {"normalize": True}, {"id_prefix": "w:"}, {}],
+)
+def test_a_saved_bm25_index_of_other_texts_is_refused(tmp_path: Path, options: dict[str, object]) -> None:
+    """Other settings of the passages, or a word in the middle of a file of the same size and time."""
+    corpus, index = tmp_path / "c.tsv", str(tmp_path / "index")
+    write_long_corpus(corpus, "lamp")
+    times = corpus.stat()
+    open_words([PassageSource(corpus)], index)
+    # changes no word of it
+    open_words([PassageSource(corpus, name="another", passage_prefix="passage: ")], index)
+    if not options:
+        write_long_corpus(corpus, "sofa")
+        os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(InputError, match="remove it to build it again"):
+        open_words([PassageSource(corpus, **options)], index)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The page of a service in a real browser: two ways of searching are compared, no text becomes markup."""
+"""The page of a service in a real browser: ways of searching are compared, filters apply, no text becomes markup."""
 
 import json
 import urllib.request
@@ -15,7 +15,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.browser import Browser
-from tests.helpers.page import ask, choose, ids, opened_again, text_of, texts_of
+from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
 from tests.unit.retrieval.conftest import World
 
@@ -182,3 +182,165 @@ def test_what_is_refused_is_said(page: Browser, run_folder: Path) -> None:
     page.type("anything")
     page.press("Enter")
     page.wait("document.querySelector('#status').textContent == 'The service does not answer.'")
+
+
+NAMES = ["one", "two", "three"]
+SHALOM, SOF = "\u05e9\u05dc\u05d5\u05dd", "\u05e1\u05d5\u05e3"
+SECTIONS = ["<b>intro</b>", "body", SOF]
+
+
+@pytest.fixture(scope="module")
+def served_fields(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("fields")
+    for name in NAMES:
+        write_run(folder / name, name)
+    with listening({name: folder / name for name in NAMES}, metadata="section,year:int,page") as found:
+        yield found
+
+
+def write_run(folder: Path, name: str) -> None:
+    folder.mkdir()
+    lines = (
+        {"_id": f"{name} {number}", "text": f"zebra {SHALOM} {name}" if number % 2 else f"{SHALOM} zebra",
+         "section": SECTIONS[number % 3], "metadata": {"year": 2000 + number % 2, "page": f"page {number}"}}
+        for number in range(30)
+    )  # fmt: skip
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    replace(
+        SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")]), indexer={"kind": "bm25"}
+    ).write(folder)
+
+
+@pytest.fixture
+def fields(empty_page: Browser, served_fields: str) -> Browser:
+    empty_page.open(served_fields)
+    empty_page.wait("document.querySelectorAll('#left option').length == 3")
+    return empty_page
+
+
+def numbers(page: Browser, column: str = "left") -> set[int]:
+    page.wait("!document.querySelector('.stale')")
+    return {int(name.split()[1]) for name in ids(page, column)}
+
+
+def test_a_search_is_limited_to_what_the_filter_names(fields: Browser) -> None:
+    fields.look("document.querySelector('#k').value = '50'")
+    ask(fields, "zebra", 30)
+    fields.click("#filter summary")
+    fields.look("document.querySelector('#panel input').focus()")
+    assert fields.look("document.querySelector('#filter').open && document.activeElement.type == 'checkbox'")
+    names = fields.look(
+        "[...document.querySelectorAll('#panel fieldset')].map(one => [...one.children].map(child =>"
+        " child.textContent))"
+    )
+    assert names == [["section", *sorted(SECTIONS)], ["year", "2000", "2001"]]
+
+    fields.press(" ")  # the first box has the focus
+    fields.wait("document.querySelectorAll('#hits-left .hit').length == 10")
+    assert numbers(fields) == numbers(fields, "right") == set(range(0, 30, 3))
+    fields.click("#panel fieldset:nth-of-type(1) label:nth-of-type(2) input")
+    fields.wait("document.querySelectorAll('#hits-left .hit').length == 20")
+    fields.click("#panel fieldset:nth-of-type(2) label:nth-of-type(1)")
+    fields.wait("document.querySelectorAll('#hits-left .hit').length == 10")
+    expected = {number for number in range(0, 30, 2) if number % 3 < 2}
+    assert numbers(fields) == numbers(fields, "right") == expected
+    assert text_of(fields, "summary") == "Filter (2)"
+    assert text_of(fields, "#status").endswith("Only passages that match the filter were searched.")
+    opened_again(fields)
+    fields.wait("document.querySelectorAll('#hits-left .hit').length == 10")
+    assert numbers(fields) == expected, "the address holds the filter"
+
+    fields.click("#clear")
+    fields.wait("document.querySelectorAll('#hits-left .hit').length == 30")
+    fields.look("document.querySelector('#panel input[type=text]').focus()")
+    fields.type("page 7")
+    fields.press("Enter")
+    fields.wait("document.querySelectorAll('#hits-left .hit').length == 1")
+    assert numbers(fields) == {7}
+    fields.type("7")
+    fields.press("Enter")
+    fields.wait("document.querySelectorAll('#hits-left .none').length == 1")
+    assert fields.problems == []
+
+
+def test_a_filter_of_a_foreign_address_is_data(fields: Browser, served_fields: str) -> None:
+    for odd in (
+        "{",
+        "null",
+        "7",
+        "[]",
+        '{"ids": {"a": 1}, "metadata": {"section": ["<img src=x>"], "page": "<img src=x>", "no": 1}}',
+    ):
+        fields.open("about:blank")
+        fields.open(f"{served_fields}#q=zebra&filter={odd}")
+        fields.wait("document.title.startsWith('zebra') && !document.querySelector('.stale')")
+        assert fields.look("document.querySelectorAll('img').length") == 0
+        assert fields.look("document.querySelectorAll('.hit').length") == (0 if "page" in odd else 20)
+    assert fields.problems == []
+
+
+def test_an_answer_that_comes_late_does_not_replace_a_newer_one(fields: Browser) -> None:
+    fields.look(
+        "{ const real = fetch; window.late = []; window.fetch = async (path, options) => { const { signal,"
+        " ...rest } = options;"
+        " const answer = await real(path, rest);"  # an answer that no abort stops any more
+        " if (options.body?.includes('first')) await new Promise((go) => late.push(go)); return answer; } }"
+    )
+    fields.look("document.querySelector('#question').select()")
+    fields.type("zebra first")
+    fields.press("Enter")
+    fields.wait("late.length == 2")
+    ask(fields, f"{SHALOM} second")
+    shown = fields.look("document.querySelector('#columns').innerHTML")
+    fields.look("late.forEach((go) => go())")
+    fields.look("new Promise((done) => setTimeout(done, 50))")
+    assert fields.look("document.querySelector('#columns').innerHTML") == shown
+    assert fields.look("document.title").startswith(f"{SHALOM} second")
+    assert fields.look("document.querySelector('#status.bad')") is None
+
+
+UNNAMED = """[...document.querySelectorAll('button, input, select, textarea, a, summary')].filter((one) => one.checkVisibility()
+  && !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim())).map((one) => one.outerHTML)"""
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_everything_has_a_name_can_be_reached_and_is_seen(fields: Browser, is_dark: bool) -> None:
+    fields.size(1200, is_dark=is_dark)
+    ask(fields, "zebra three")
+    fields.look("document.querySelector('#filter').open = true")
+    assert fields.look(UNNAMED) == []
+    tree = fields.call("Accessibility.getFullAXTree")["nodes"]
+    named = [
+        (node["role"]["value"], node["name"]["value"])
+        for node in tree
+        if not node["ignored"] and node.get("name")
+    ]
+    assert ("heading", "Search") in named and ("region", "one") in named and ("region", "two") in named
+    assert (
+        ("textbox", "Question") in named and ("checkbox", "body") in named and ("group", "section") in named
+    )
+    assert not [
+        role
+        for role, name in named
+        if role in ("button", "checkbox", "combobox", "textbox", "link") and not name.strip()
+    ]
+    fields.look("document.querySelector('#question').focus()")
+    reached = set()
+    for _ in range(40):
+        fields.press("Tab")
+        reached.add(
+            fields.look("document.activeElement.id || document.activeElement.closest('#panel')?.id || ''")
+        )
+        if fields.look("document.activeElement === document.body"):
+            break
+    assert {"left", "right", "k", "panel", "clear"} <= reached
+    behind = dict.fromkeys((".text", ".facts", ".shift", ".more", ".rank"), ".hit")
+    behind |= {selector: selector for selector in (".hit mark", "#form button", "#question", "#clear")}
+    behind |= dict.fromkeys(("#status", "h2 small", "label", "summary", "legend"), "body")
+    for selector, ground in behind.items():
+        assert contrast(fields, selector, ground) >= 4.5, selector
+    for control in ("fieldset", "select", "#question"):
+        assert contrast(fields, control, "body", "borderTopColor") >= 3, control
+    for width in (320, 390, 1200):
+        fields.size(width, is_dark=is_dark)
+        assert fields.look("document.documentElement.scrollWidth") <= width

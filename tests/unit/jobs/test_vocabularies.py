@@ -1,4 +1,4 @@
-"""Texts that the vocabulary lacks are said, or refused where they are most; half a character is refused."""
+"""Case and accents are those of the vocabulary, in every command; texts that it lacks are said or refused."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,60 @@ from dpr.cli.main import main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.dpr import write_training_set
-from tests.helpers.tiny import WORDS, encoder_folder, tiny_model
+from dpr.jobs.train import build_model
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from dpr.preparation.data_check import open_tokenizer
+from dpr.training.command_settings import TrainCommand
+from tests.helpers.tiny import WORDS, encoder_folder, static_folder, tiny_model
+
+TEXT = "PARIS Élan élan paris"
+CASED_WORDS = ["PARIS", "Élan", "élan", "paris", "elan"]
+
+
+def cased_folder(folder: Path, kind: str, *, static: bool = False) -> Path:
+    """The folder of an encoder whose vocabulary tells capitals and accents apart."""
+    (static_folder if static else encoder_folder)(folder)
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind == "MPNetTokenizer" else []
+    vocabulary = [*specials, "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CASED_WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": kind, "do_lower_case": False})
+    )
+    return folder
+
+
+def trained(folder: Path, **settings: bool) -> BiEncoder:
+    """The model that dpr train makes of a folder."""
+    config = TrainCommand(device="cpu", **settings)
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder), False
+    config.encoder.sequence_length = 24
+    config.encoder.pooling = "mean"
+    return build_model(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "static"), [("BertTokenizer", True), ("DistilBertTokenizer", False), ("MPNetTokenizer", False)]
+)
+def test_a_cased_vocabulary_stays_cased_in_every_command(tmp_path: Path, kind: str, static: bool) -> None:
+    folder = cased_folder(tmp_path / "encoder", kind, static=static)
+    python = BiEncoder.from_pretrained(
+        str(folder), EncoderSettings(sequence_length=24, pooling="mean"), pretrained=False
+    )
+    trained(folder).save(tmp_path / "model")
+    opened = [python.tensorizer, BiEncoder.load(tmp_path / "model").tensorizer]
+    opened += [open_tokenizer(str(path), sequence_length=24) for path in (folder, tmp_path / "model")]
+    for tensorizer in opened:
+        (tokens,) = tensorizer.bare_tokens([TEXT])
+        assert tensorizer.tokenizer.convert_ids_to_tokens(tokens) == CASED_WORDS[:4]
+
+
+def test_lower_casing_that_was_asked_for_is_heeded_when_the_model_is_opened(tmp_path: Path) -> None:
+    trained(cased_folder(tmp_path / "encoder", "BertTokenizer"), do_lower_case=True).save(tmp_path / "model")
+    model = BiEncoder.load(tmp_path / "model")
+    (tokens,) = model.tensorizer.bare_tokens([TEXT])
+    assert model.tensorizer.tokenizer.convert_ids_to_tokens(tokens) == ["paris", "elan", "elan", "paris"]
+
 
 FOREIGN = "गंगा नदी उत्तर भारत में बहती है कहाँ और कब"
 KNOWN = " ".join(WORDS[:10])
