@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.retrieval.retriever import Retriever as Retriever
     from dpr.training.bi_encoder_trainer import BiEncoderTrainer as BiEncoderTrainer
     from dpr.training.callbacks import Callback as Callback
-    from dpr.training.callbacks.saving import EarlyStopping as EarlyStopping
+    from dpr.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from dpr.training.callbacks.saving import LoadBest as LoadBest
     from dpr.training.settings import LossSettings as LossSettings
     from dpr.training.settings import TrainingSettings as TrainingSettings
@@ -106,7 +106,8 @@ _MODULES = {
     "dpr.retrieval.retriever": "Retriever",
     "dpr.training.bi_encoder_trainer": "BiEncoderTrainer",
     "dpr.training.callbacks": "Callback",
-    "dpr.training.callbacks.saving": "EarlyStopping LoadBest",
+    "dpr.training.callbacks.early_stopping": "EarlyStopping",
+    "dpr.training.callbacks.saving": "LoadBest",
     "dpr.training.settings": "LossSettings TrainingSettings",
     "dpr.training.validations.protocol": "Validation",
 }

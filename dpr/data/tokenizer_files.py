@@ -251,11 +251,11 @@ def load_tokenizer(name_or_folder: str | os.PathLike[str], *, rows: int | None =
         config = PretrainedConfig.get_config_dict(name, local_files_only=True)[0]
     rows = config.get("vocab_size", rows)
     if type(rows) is int:
-        _take_away_added_tokens(tokenizer, rows)
+        _remove_tokens_without_row(tokenizer, rows)
     return tokenizer
 
 
-def _take_away_added_tokens(tokenizer: Any, rows: int) -> None:
+def _remove_tokens_without_row(tokenizer: Any, rows: int) -> None:
     """Removes added tokens that the model beside the tokenizer has no row for, such as Gemma's token of images in a
     model of texts. A text that holds the name of one is read as its letters. Tokens that every sequence has remain."""
     if len(tokenizer) <= rows or not tokenizer.is_fast:

@@ -19,9 +19,10 @@ from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.base_comparison import BaseComparison
 from dpr.training.callbacks.batch_metrics import GlobalBatchMetrics
+from dpr.training.callbacks.early_stopping import EarlyStopping
 from dpr.training.callbacks.log_lines import LogEvery, ProgressLine
 from dpr.training.callbacks.metrics_file import MetricsFile, ReportPage
-from dpr.training.callbacks.saving import EarlyStopping, ValidateAndSave
+from dpr.training.callbacks.saving import ValidateAndSave
 from dpr.training.data_sets import DataSets, opened_for_run, with_token_stores
 from dpr.training.make_loss import make_loss, settle_temperature
 from dpr.training.run import Callback

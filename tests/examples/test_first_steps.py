@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last and is stored with the text that it prints alone."""
+"""The notebook runs and is stored with the text that it prints alone; README's program prints what stands in it."""
 
 import contextlib
 import io

@@ -8,7 +8,7 @@ import pytest
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.saving import EarlyStopping
+from dpr.training.callbacks.early_stopping import EarlyStopping
 from dpr.training.validations.protocol import Metrics
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples

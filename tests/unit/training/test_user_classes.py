@@ -11,7 +11,7 @@ import torch
 from dpr.core.errors import ConfigError
 from dpr.training.bi_encoder_trainer import extensions_of
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.saving import EarlyStopping
+from dpr.training.callbacks.early_stopping import EarlyStopping
 from dpr.training.data_sets import user_data
 from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainNode
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
