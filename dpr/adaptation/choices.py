@@ -13,6 +13,7 @@ from dpr.adaptation.stages import AdaptFolder
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
 from dpr.formats.run_folders import resolve_checkpoint
+from dpr.indexer.registry import Index
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.folders.layouts import layout_of
 from dpr.models.sources import files_of_model, local_model
@@ -191,30 +192,61 @@ def search_settings(config: AdaptSettings, texts: AdaptTexts, name: str, split: 
     )
 
 
-def write_search(out: Path, corpus: Path, weight: float | None) -> None:
-    """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
-    ``out``. Without a weight, they search by BM25 alone."""
+def open_bm25(out: Path, corpus: Path) -> Index:
+    """Opens the index of BM25 in the folder ``out``, or builds it."""
     passages = resolve_passage_sources([str(corpus)], {})
     words = out / "bm25_index"
     choice = index_choice(IndexerConfig(kind="bm25"))
     try:
-        open_text_index(choice, passages, str(words))
+        return open_text_index(choice, passages, str(words))
     except InputError:  # an index of earlier texts, or damaged
         if not words.exists():
             raise
         remove_folder(words)
-        open_text_index(choice, passages, str(words))
+        return open_text_index(choice, passages, str(words))
+
+
+def write_search(
+    out: Path, corpus: Path, weight: float | None, *, model: str | None = None, vectors: str = "vectors"
+) -> None:
+    """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
+    ``out``. Without a weight, they search by BM25 alone.
+
+    Args:
+        model: absent = the folder's own.
+        vectors: stage that embedded the corpus with it.
+    """
+    open_bm25(out, corpus)
+    passages = resolve_passage_sources([str(corpus)], {})
+    words = str(out / "bm25_index")
     if weight is None:
-        search = SearchSettings(passages=passages, bm25_index_path=str(words), indexer={"kind": "bm25"})
+        search = SearchSettings(passages=passages, bm25_index_path=words, indexer={"kind": "bm25"})
     else:
-        folder = AdaptFolder(out)
         search = SearchSettings(
-            model_file=str(folder.model),
-            encoded_ctx_files=[str(folder.vectors)],
+            model_file=model or str(AdaptFolder(out).model),
+            encoded_ctx_files=[str(out / vectors / "corpus_0")],
             passages=passages,
-            bm25_index_path=str(words),
+            bm25_index_path=words,
             hybrid="linear",
             hybrid_weight=weight,
             hybrid_depth=DEPTH,
         )
     search.write(out)
+
+
+def labelled_training(config: AdaptSettings, texts: AdaptTexts) -> TrainCommand:
+    """Returns the settings of the fine-tuning on labelled questions (benchmarks/results/labels.md)."""
+    made = TrainCommand(
+        model_file=config.model_file,
+        output_dir=str(AdaptFolder(Path(str(config.out))).model),
+        seed=config.seed,
+        device=config.device,
+        train_datasets=[str(texts.prepared / "train.jsonl")],
+    )
+    made.loss.temperature = TEMPERATURE_OF_GIVEN
+    made.train.learning_rate = 1e-4
+    made.train.batch_size = 32 // config.processes
+    made.train.global_batch_size = 32
+    made.train.eval_per_epoch = 0
+    made.train.keep_last = 1
+    return made

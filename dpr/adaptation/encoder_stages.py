@@ -126,14 +126,23 @@ def train_encoder(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> f
     return weight
 
 
-def embed_with_model(stages: Stages, config: AdaptSettings, name: str, corpus: Path) -> None:
-    """Runs the stage ``name``, which makes the vectors of a corpus."""
+def embed_with_model(
+    stages: Stages,
+    config: AdaptSettings,
+    name: str,
+    corpus: Path,
+    *,
+    model: str | None = None,
+    label: str = "",
+) -> None:
+    """Runs the stage ``name``, which makes the vectors of a corpus by the folder's model, or by another one,
+    which messages call ``label``."""
     folder = AdaptFolder(stages.out)
     vectors = EmbedConfig(
-        model_file=str(folder.model),
+        model_file=model or str(folder.model),
         ctx_src=str(corpus),
         out_file=str(stages.out / name / "corpus"),
         device=config.device,
     )
-    what = f"embedding {corpus}"
+    what = f"embedding {corpus}" + (f" with the {label}" if label else "")
     stages.run(name, what, "embed", vectors, [folder.vectors.name], processes=config.processes)

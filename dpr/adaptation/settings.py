@@ -23,6 +23,7 @@ dpr adapt corpus.jsonl
 dpr adapt corpus.tsv out=runs/mine
 dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
 dpr adapt corpus.jsonl model_file=models/e5-small static=questions
+dpr adapt corpus.jsonl model_file=models/e5-small train=pairs.tsv
 """
     corpus: str | None = setting(None, operand="CORPUS", path="input")
     """Passages, in any format that dpr embed reads."""
@@ -31,6 +32,13 @@ dpr adapt corpus.jsonl model_file=models/e5-small static=questions
     model_file: str | None = setting(None, also=("model",), path="input")
     """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the
     corpus; a backbone alone is trained on pairs. Absent = a static encoder, trained from scratch."""
+    train: str | None = setting(None, path="input")
+    """Labelled questions to fine-tune model_file on: a file or folder in any format that dpr prepare reads.
+    Their passages are those of CORPUS. Questions are held out by passage, to choose by and to test."""
+    dev: str | None = setting(None, path="input")
+    """Labelled questions to choose by; absent = a quarter of those of train."""
+    test: str | None = setting(None, path="input")
+    """Labelled questions for the test; absent = a fifth of those of train, if there are 200."""
     static: str | None = setting(None, choices=("questions", "both"))
     """Distil model_file into a static embedding table, which encodes a question in microseconds. questions:
     passages keep the model; both: passages use the table, too."""
@@ -61,6 +69,16 @@ dpr adapt corpus.jsonl model_file=models/e5-small static=questions
             )
         if not corpus.exists():
             raise ConfigError(f"corpus={corpus} does not exist")
+        for name in ("train", "dev", "test"):
+            given = getattr(self, name)
+            if given is not None and not Path(given).exists():
+                raise ConfigError(f"{name}={given} does not exist")
+            if given is not None and (self.train is None or self.model_file is None):
+                missing = "train" if self.train is None else "model_file"
+                raise ConfigError(
+                    f"{name}={given} needs {missing}: labelled questions fine-tune a model that is given,"
+                    " model_file=FOLDER train=FILE"
+                )
         if self.static is not None and self.model_file is None:
             raise ConfigError(
                 f"static={self.static} needs model_file, the model to distil; without both, a static encoder"

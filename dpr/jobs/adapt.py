@@ -13,12 +13,14 @@ from typing import Any
 
 from dpr.adaptation.choices import AdaptTexts, find_model, will_fit
 from dpr.adaptation.encoder_stages import make_searchable
+from dpr.adaptation.labelled import adapt_to_labels
+from dpr.adaptation.labels import split_labels
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import stages_in
 from dpr.core.errors import ConfigError
 from dpr.core.logs import duration
 from dpr.data.pairs import kinds_of
-from dpr.jobs import embed, prepare, retrieve, train
+from dpr.jobs import embed, merge, prepare, retrieve, train
 from dpr.preparation.pseudo_questions import HELD_BACK
 from dpr.preparation.settings import PrepareSettings
 from dpr.storage.checksums import content_sha256
@@ -28,6 +30,7 @@ STAGE_JOBS: dict[str, Callable[[Any], Any]] = {
     "new-encoder": prepare.make_encoder,
     "train": train.run,
     "embed": embed.run,
+    "merge": merge.run,
     "retrieve": retrieve.run,
 }
 """Commands that stages run, by name; those of ``dpr quickstart`` too."""
@@ -38,9 +41,10 @@ def run(config: AdaptSettings) -> None:
     kinds_of(config.pairs, setting="pairs")
     out = Path(str(config.out))
     config.model_file, content = find_model("model_file", config.model_file, out)
-    if config.static is not None and not will_fit(config):
+    wanted = f"static={config.static}" if config.static is not None else f"train={config.train}"
+    if (config.static is not None or config.train is not None) and not will_fit(config):
         raise ConfigError(
-            f"static={config.static}, but model_file={config.model_file} does not state how a text becomes a"
+            f"{wanted}, but model_file={config.model_file} does not state how a text becomes a"
             f" vector; use a checkpoint, or a model of sentence-transformers"
         )
     start = time.monotonic()
@@ -54,11 +58,20 @@ def run(config: AdaptSettings) -> None:
         "max_pairs": config.max_pairs,
         "seed": config.seed,
     }
+    made_of |= {
+        name: content_sha256(Path(file))
+        for name in ("train", "dev", "test")
+        if (file := getattr(config, name)) is not None
+    }
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
-    with stages_in(out, made_of, first=("pseudo", "model"), jobs=STAGE_JOBS) as stages:
+    with stages_in(out, made_of, first=("data", "pseudo", "model"), jobs=STAGE_JOBS) as stages:
         without_questions = corpus
-        if not will_fit(config):
+        if config.train is not None:
+            splitting = "splitting the labelled questions by passage"
+            stages.run("data", splitting, "adapt", config, ["texts"], part=split_labels)
+            adapt_to_labels(stages, config, AdaptTexts(out / "data" / "texts", corpus, corpus, {}))
+        elif not will_fit(config):
             without_questions = prepared / "evaluation_corpus.jsonl"
             cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
             stages.run(
@@ -68,7 +81,8 @@ def run(config: AdaptSettings) -> None:
                 cut,
                 ["questions"],
             )
-        make_searchable(stages, config, AdaptTexts(prepared, corpus, without_questions, train_sets))
+        if config.train is None:
+            make_searchable(stages, config, AdaptTexts(prepared, corpus, without_questions, train_sets))
 
     name = shlex.quote(str(out))
     print(f"\nFinished in {duration(time.monotonic() - start)}.\n")

@@ -11,10 +11,18 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
-from dpr.adaptation.choices import AdaptTexts, clearly_best, find_model, search_settings, write_search
+from dpr.adaptation.choices import (
+    AdaptTexts,
+    clearly_best,
+    find_model,
+    search_settings,
+    will_fit,
+    write_search,
+)
 from dpr.adaptation.encoder_stages import make_searchable
+from dpr.adaptation.labelled import adapt_to_labels
 from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
-from dpr.adaptation.stages import DETAILS, AdaptFolder, stages_in
+from dpr.adaptation.stages import DETAILS, AdaptFolder, Stages, stages_in
 from dpr.core.logs import duration
 from dpr.jobs import compare
 from dpr.jobs.adapt import STAGE_JOBS
@@ -75,23 +83,44 @@ def run(config: QuickstartSettings) -> None:
             print(f'Search:           dpr search {name} "your question"')
             return
         trained = AdaptSettings(out=str(out), model_file=model_file, device=config.device)
-        with redirect_stdout(stages.details):
-            weight = make_searchable(stages, trained, texts)
-        metrics = {system: AdaptFolder(out).metrics(system) for system in SYSTEMS}
-        for system, label in SYSTEMS.items():
-            search = search_settings(trained, texts, system, "test")
-            search.hybrid_weight = weight
-            if system == "bm25":
-                search.indexer.kind = "bm25"
-            if system != "hybrid":
-                search.hybrid = "none"
-            stages.run(
-                system,
-                f"evaluating {label} on the test questions",
-                "retrieve",
-                search,
-                [metrics[system].name],
-            )
+        is_labelled = config.questions is not None and will_fit(trained)
+        if is_labelled:
+            adapt_to_labels(stages, trained, texts)
+        else:
+            evaluate_made(stages, trained, texts)
+
+    if texts.counts()["unread files"]:
+        listed = texts.prepared / "unread.jsonl"
+        print(f"{texts.counts()['unread files']:,} files could not be read: {listed} says why")
+    print(f"Finished in {duration(time.monotonic() - start)}.\n")
+    print(f'Search:           dpr search {name} "your question"')
+    print(f"In a browser:     dpr serve {name} metadata=file")
+    if not is_labelled:
+        print(f"Report:           {out / 'report.html'}")
+    print(f"Details:          {out / DETAILS}")
+
+
+def evaluate_made(stages: Stages, trained: AdaptSettings, texts: AdaptTexts) -> None:
+    """Trains an encoder on generated questions and prints a comparison with BM25 on those held out, or on given
+    ones."""
+    out = stages.out
+    with redirect_stdout(stages.details):
+        weight = make_searchable(stages, trained, texts)
+    metrics = {system: AdaptFolder(out).metrics(system) for system in SYSTEMS}
+    for system, label in SYSTEMS.items():
+        search = search_settings(trained, texts, system, "test")
+        search.hybrid_weight = weight
+        if system == "bm25":
+            search.indexer.kind = "bm25"
+        if system != "hybrid":
+            search.hybrid = "none"
+        stages.run(
+            system,
+            f"evaluating {label} on the test questions",
+            "retrieve",
+            search,
+            [metrics[system].name],
+        )
 
     runs = [f"{SYSTEMS[system]}={file}" for system, file in metrics.items()]
     counts = texts.counts()
@@ -120,11 +149,3 @@ def run(config: QuickstartSettings) -> None:
         print(
             f"On your questions, {SYSTEMS[best]} alone is clearly better than the hybrid: search with --mode {best}."
         )
-    if counts["unread files"]:
-        listed = texts.prepared / "unread.jsonl"
-        print(f"{counts['unread files']:,} files could not be read: {listed} says why")
-    print(f"Finished in {duration(time.monotonic() - start)}.\n")
-    print(f'Search:           dpr search {name} "your question"')
-    print(f"In a browser:     dpr serve {name} metadata=file")
-    print(f"Report:           {out / 'report.html'}")
-    print(f"Details:          {out / DETAILS}")

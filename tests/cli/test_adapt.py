@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from dpr import BiEncoder
+from dpr import BiEncoder, Retriever
 from dpr.adaptation.choices import AdaptTexts, chosen_weight, clearly_best, training_settings
 from dpr.adaptation.settings import AdaptSettings
 from dpr.cli.main import main
+from dpr.evaluation.ranking_metrics import values_of
+from dpr.formats.question_sets import read_qrels
+from dpr.retrieval.search_json import SearchSettings
 from dpr.training.settings import TrainNode
 from tests.helpers.tiny import sentence, tiny_model
 
@@ -185,6 +188,70 @@ def test_static_towers_learn_the_vectors_of_a_model(
     assert commands == ["adapt", "embed"] * 3 and stored.read_bytes() == content
 
 
+LABELLED = ["adapt", "train", "merge", "embed", "embed", "embed", "adapt", "adapt"]
+
+
+def write_labels(file: Path, count: int, *, corpus: str = "corpus.jsonl") -> None:
+    """Labelled questions: some words of each passage in turn."""
+    rng = random.Random(count)
+    texts = [json.loads(row)["text"] for row in Path(corpus).read_text().splitlines()]
+    rows = [(" ".join(rng.sample(texts[row % 60].split(), 5)), texts[row % 60]) for row in range(count)]
+    file.write_text("".join(f"{question}\t{text}\n" for question, text in rows))
+
+
+def test_labelled_questions_tune_the_model_and_choose_what_is_searched(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    write_labels(tmp_path / "labels.tsv", 240)
+    tiny_model(tmp_path / "base", pooling="mean", normalize=True, shared=True).save(tmp_path / "given")
+    line = ["adapt", "corpus.jsonl", "model=given", "train=labels.tsv", "device=cpu", "out=runs/x"]
+    assert main(line) == 0
+    assert commands == LABELLED
+    told = capsys.readouterr().out
+    assert "test questions, with 95 % intervals:" in told and "over BM25 alone" in told
+    made, search = (json.loads(Path("runs/x", name).read_text()) for name in ("adapted.json", "search.json"))
+    assert made["hybrid_weight"] == search["hybrid_weight"]
+    assert f"Search with the hybrid of the {made['model']} and BM25" in told or "alone: nDCG@10" in told
+    # the table has the figures of the metrics files, and the folder searches as they were measured
+    name = f"{made['model'].replace(' ', '_')}_{made['hybrid_weight']:g}.json"
+    measured = json.loads(Path("runs/x/test", name).read_text())
+    assert f"{measured['metrics']['ndcg@10']:.3f}" in told
+    found = Retriever.open("runs/x").search(measured["per_question"]["questions"], k=10)
+    judged = read_qrels("runs/x/data/texts/test_qrels.tsv")
+    run = {
+        key: [(hit.id, hit.score) for hit in hits]
+        for key, hits in zip(measured["per_question"]["ids"], found, strict=True)
+    }
+    again = values_of(run, judged, ["ndcg@10"])
+    assert [again[key]["ndcg@10"] for key in run] == measured["per_question"]["values"]["ndcg@10"]
+    assert main(["compare", "runs/x/test/base_model_0.json", "runs/x/test/base_model_1.json"]) == 0
+    assert main(["verify", "runs/x"]) == 0
+
+    commands.clear()
+    assert main(line) == 0 and commands == []
+    assert main([*line, "static=both"]) == 0
+    assert commands == [*LABELLED[:-1], "adapt", "embed", "adapt", "adapt"]
+    assert "static encoder" in capsys.readouterr().out
+    searched = BiEncoder(str(SearchSettings.read(Path("runs/x")).model_file))
+    assert searched.ctx_model.config.model_type == "static"
+
+    commands.clear()
+    write_labels(tmp_path / "labels.tsv", 40)
+    capsys.readouterr()
+    assert main(line) == 0 and commands == ["adapt", "embed"]
+    assert "too few to choose by" in capsys.readouterr().out
+    assert json.loads(Path("runs/x/adapted.json").read_text()) == {
+        "model": "base model",
+        "hybrid_weight": 0.5,
+    }
+    write_labels(tmp_path / "labels.tsv", 80)
+    assert main([*line, "test=labels.tsv"]) == 3
+    write_labels(tmp_path / "test.tsv", 30)
+    assert main([*line, "test=test.tsv"]) == 0
+    assert "30 test questions" in capsys.readouterr().out
+
+
 def write_documents(folder: Path) -> None:
     rng = random.Random(5)
     folder.mkdir()
@@ -273,6 +340,10 @@ def test_what_cannot_work_is_said_before_any_work(
         "adapt docs processes=3": "expected 1, 2, 4, 8 or 16",
         "adapt corpus.jsonl model_file=docs": "model_file=docs holds no model.safetensors",
         "adapt corpus.jsonl static=both": "static=both needs model_file",
+        "adapt corpus.jsonl train=corpus.jsonl": "train=corpus.jsonl needs model_file",
+        "adapt corpus.jsonl model=backbone test=corpus.jsonl": "test=corpus.jsonl needs train",
+        "adapt corpus.jsonl model=backbone train=no.tsv": "train=no.tsv does not exist",
+        "adapt corpus.jsonl model=backbone train=corpus.jsonl": "does not state how a text becomes a vector",
         "adapt corpus.jsonl static=both model_file=backbone": "does not state how a text becomes a vector",
         "adapt corpus.jsonl model_file=backbone out=.": "model_file=backbone is inside out=., which this command replaces",
         "adapt corpus.jsonl out=trained": "out=trained holds a training run (model.step5); name a new folder",

@@ -98,6 +98,7 @@ STAGED = {
     "quickstart": "quickstart in/docs out=out/run device=cpu",
     "adapt": "adapt in/corpus.tsv out=out/run max_pairs=300 device=cpu",
     "adapt static": "adapt in/corpus.tsv model_file=in/one_tower static=both out=out/run max_pairs=100 device=cpu",
+    "adapt train": "adapt in/corpus.tsv model_file=in/one_tower train=in/labels.tsv out=out/run device=cpu",
 }
 """All stages in one process: too long to be tried as often as the others."""
 _WITH_TIMES = ("stage.json", "run.json", "metrics.jsonl", "report.html", "log.txt")  # of its stages
@@ -109,6 +110,8 @@ def make_inputs(folder: Path) -> None:
     folder.mkdir(parents=True)
     passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
     write_passages(folder / "corpus.tsv", passages)
+    labels = [f"{' '.join(rng.sample(one.text.split(), 4))}\t{one.text}\n" for one in passages * 5]
+    (folder / "labels.tsv").write_text("".join(labels))
     questions = [
         Question(" ".join(rng.sample(passage.text.split(), 4)), f"q{number}")
         for number, passage in enumerate(passages[:8])

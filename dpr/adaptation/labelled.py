@@ -1,0 +1,239 @@
+"""The stages of ``dpr adapt train=`` after the labelled questions are split: fine-tune the given model, choose on
+the dev questions what to search with, and test that once.
+
+Every choice searches the whole corpus. Another model replaces the given one only if it is better by more than
+``MARGIN`` standard errors of the difference, question by question. How often this goes wrong is measured
+(benchmarks/results/labels.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from dpr.adaptation.choices import (
+    DEPTH,
+    METRIC,
+    WEIGHT_OF_GIVEN,
+    AdaptTexts,
+    labelled_training,
+    open_bm25,
+    write_search,
+)
+from dpr.adaptation.encoder_stages import RESULT, embed_with_model, write_fitted
+from dpr.adaptation.labels import LEAST_FOR_TEST, LEAST_LABELS
+from dpr.adaptation.settings import AdaptSettings
+from dpr.adaptation.stages import AdaptFolder, Stages
+from dpr.core.distributed import resolve_device
+from dpr.data.text import QuestionForm
+from dpr.evaluation.comparison import figures_of, rows_of
+from dpr.evaluation.evaluator import Evaluator
+from dpr.evaluation.ranking_metrics import text_table
+from dpr.evaluation.significance import estimate, paired_test
+from dpr.export.settings import MergeConfig
+from dpr.formats.metrics_files import MetricsFile, read_metrics
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.run_folders import RUN_FILE
+from dpr.indexer.ranking import fuse_linear
+from dpr.preparation.document_questions import DEV, TEST
+from dpr.retrieval.dense import open_dense
+from dpr.retrieval.settings import RetrievalConfig
+from dpr.retrieval.sides import WordSide
+from dpr.retrieval.sources import resolve_passage_sources
+from dpr.storage.durable import write_json
+
+MARGIN = 1.0
+"""Standard errors by which another choice must be better than the default."""
+WEIGHTS = tuple(step / 10 for step in range(11))
+"""Weights of a model in the hybrid: 0 is BM25 alone, 1 the model alone."""
+BASE = "base model"
+AVERAGE = "average"
+TUNED = "fine-tuned model"
+STATIC = "static encoder"
+
+
+Measured = dict[tuple[str, float], MetricsFile]
+"""Metrics of a system by its name and weight in the hybrid."""
+
+
+class System(NamedTuple):
+    """A model, and the stage that embedded the corpus with it."""
+
+    model: str
+    vectors: str
+
+
+def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) -> None:
+    """Fine-tunes the given model on labelled questions, chooses, tests, and writes ``search.json``."""
+    out = stages.out
+    counts = texts.counts()
+    has_dev = counts["dev questions"] > 0
+    systems = {BASE: System(str(config.model_file), "base_vectors")}
+    if has_dev:
+        tuned = System(str(AdaptFolder(out).model), "vectors")
+        average = System(str(out / "average" / "model"), "average_vectors")
+        what = f"fine-tuning on {counts['train questions']:,} questions"
+        training = labelled_training(config, texts)
+        stages.run("model", what, "train", training, [RUN_FILE], processes=config.processes)
+        merge = MergeConfig(
+            base=config.model_file,
+            tuned=[tuned.model],
+            weights=[0.5],
+            out=average.model,
+            device=config.device,
+        )
+        stages.run("average", "averaging both models", "merge", merge, ["model"])
+        systems |= {AVERAGE: average, TUNED: tuned}
+    for name, system in systems.items():
+        embed_with_model(stages, config, system.vectors, texts.corpus, model=system.model, label=name)
+
+    chosen = BASE
+    weights = {BASE: WEIGHT_OF_GIVEN}
+    if has_dev:
+        measured = search_with(stages, config, texts, "choice", DEV, systems, dict.fromkeys(systems, WEIGHTS))
+        chosen = chosen_model(measured)
+        weights = {name: chosen_weight(measured, name) for name in {BASE: 0, chosen: 0}}
+    searched = chosen
+    if config.static is not None:
+        searched = STATIC
+        systems[STATIC] = System(str(out / "static" / "model"), "static_vectors")
+        fitting = replace(
+            config, corpus=str(texts.corpus), model_file=systems[chosen].model, out=str(out / "static")
+        )
+        what = f"distilling the {chosen} into a static encoder of {config.static}"
+        stages.run("static", what, "adapt", fitting, ["model"], part=write_fitted)
+        static = systems[STATIC]
+        embed_with_model(stages, config, static.vectors, texts.corpus, model=static.model, label=STATIC)
+        weights[STATIC] = WEIGHT_OF_GIVEN
+        if has_dev:
+            only = {STATIC: static}
+            of_static = search_with(stages, config, texts, "static_choice", DEV, only, {STATIC: WEIGHTS})
+            weights[STATIC] = chosen_weight(of_static, STATIC)
+
+    used = {name: systems[name] for name in weights}
+    at = {name: [*{0.0: 0, 1.0: 0, weight: 0}] for name, weight in weights.items()}
+    split = TEST if counts["test questions"] else DEV
+    if counts[f"{split} questions"]:
+        measured = search_with(stages, config, texts, split, split, used, at)
+        print_results(measured, weights, searched, split)
+    if not has_dev:
+        print(
+            f"\n{counts['labelled questions']:,} labelled questions are too few to choose by, so the base model was not"
+            f" fine-tuned; from {LEAST_LABELS} on it is."
+        )
+    elif split == DEV:
+        print(
+            f"These questions chose the model and the weight, so their figures are too high. From {LEAST_FOR_TEST}"
+            " labelled questions on, some are held out for a test; test=FILE gives your own."
+        )
+    system = systems[searched]
+    write_search(out, texts.corpus, weights[searched], model=system.model, vectors=system.vectors)
+    write_json(out / RESULT, {"model": searched, "hybrid_weight": weights[searched]}, note={})
+
+
+def chosen_model(measured: Measured) -> str:
+    """Returns the average or the fine-tuned model if it is better than the base model, and the latter also
+    better than the average; else the base model."""
+    chosen = BASE
+    for name in (AVERAGE, TUNED):
+        if is_better(measured[name, 1.0], measured[chosen, 1.0]):
+            chosen = name
+    return chosen
+
+
+def chosen_weight(measured: Measured, name: str) -> float:
+    """Returns the weight with the best hybrid if it is better than the default weight, else that."""
+    best = max(WEIGHTS, key=lambda weight: measured[name, weight].metrics[METRIC])
+    is_chosen = is_better(measured[name, best], measured[name, WEIGHT_OF_GIVEN])
+    return best if is_chosen else WEIGHT_OF_GIVEN
+
+
+def is_better(run: MetricsFile, than: MetricsFile) -> bool:
+    """True if the mean difference of the questions exceeds ``MARGIN`` of its standard errors."""
+    difference = estimate([b - a for a, b in zip(values_of(than), values_of(run), strict=True)])
+    return difference.mean > MARGIN * math.sqrt(difference.variance)
+
+
+def values_of(run: MetricsFile) -> list[float]:
+    """Returns the metric of each question."""
+    assert run.each is not None
+    return list(run.each.judged(METRIC).values())
+
+
+def print_results(measured: Measured, weights: Mapping[str, float], searched: str, split: str) -> None:
+    """Prints the table of all systems, and what the chosen one gains."""
+    runs = {"BM25": measured[BASE, 0.0]}
+    for name, weight in weights.items():
+        runs[name] = measured[name, 1.0]
+        if 0.0 < weight < 1.0:
+            runs[f"{name} + BM25, weight {weight:g}"] = measured[name, weight]
+    num_questions = measured[BASE, 0.0].num_questions
+    print(f"\n{num_questions:,} {split} questions, with 95 % intervals:")
+    head, *body = rows_of(figures_of({split: runs}))
+    print(text_table([head, *([label.removeprefix(f"{split}, "), *cells] for label, *cells in body)]))
+
+    best = measured[searched, weights[searched]]
+    print(f"\nSearch with {described(searched, weights[searched])}: nDCG@10 {best.metrics[METRIC]:.3f}.")
+    others = {described(BASE, weights[BASE]): measured[BASE, weights[BASE]]}
+    others |= {described(BASE, 1.0): measured[BASE, 1.0], described(BASE, 0.0): measured[BASE, 0.0]}
+    for label, run in others.items():
+        if run is not best:
+            test = paired_test((values_of(run), values_of(best)))
+            print(f"  {test.difference:+.3f} ({test.low:+.3f} to {test.high:+.3f}) over {label}")
+
+
+def described(name: str, weight: float) -> str:
+    """Returns the name of a system in a sentence."""
+    if weight == 0.0:
+        return "BM25 alone"
+    return f"the {name} alone" if weight == 1.0 else f"the hybrid of the {name} and BM25, weight {weight:g}"
+
+
+def search_with(
+    stages: Stages,
+    config: AdaptSettings,
+    texts: AdaptTexts,
+    stage: str,
+    split: str,
+    systems: Mapping[str, System],
+    weights: Mapping[str, Sequence[float]],
+) -> Measured:
+    """Runs a stage that searches the corpus with the questions of a split, by every system at its weights.
+    Returns the metrics, which ``<stage>/<system>_<weight>.json`` hold."""
+    files = {
+        (name, weight): f"{name.replace(' ', '_')}_{weight:g}.json"
+        for name in systems
+        for weight in weights[name]
+    }
+
+    def search(config: AdaptSettings) -> None:
+        questions = read_questions(texts.prepared / f"{split}_questions.jsonl")
+        evaluator = Evaluator(questions, read_qrels(texts.prepared / f"{split}_qrels.tsv"))
+        asked = [question.text for question in questions]
+        by_words = WordSide(open_bm25(stages.out, texts.corpus)).retrieve(asked, DEPTH)
+        for name, system in systems.items():
+            opened = RetrievalConfig(
+                model_file=system.model, encoded_ctx_files=str(stages.out / system.vectors / "corpus_0")
+            )
+            sources = resolve_passage_sources([str(texts.corpus)], {})
+            dense = open_dense(opened, sources, form=QuestionForm(), device=resolve_device(config.device))
+            by_vectors = dense.retrieve(asked, DEPTH)
+            for weight in weights[name]:
+                rankings = fuse_linear(by_vectors, by_words, weight=weight, k=evaluator.num_docs)
+                judged = evaluator.evaluate(rankings)
+                metadata = {
+                    "question_set": split,
+                    "indexer": "exact",
+                    "hybrid": "linear",
+                    "hybrid_weight": weight,
+                }
+                evaluator.write_report(
+                    stages.out / stage / files[name, weight], metadata, asked, rankings, judged
+                )
+
+    searching = replace(config, corpus=str(texts.corpus), out=str(stages.out))
+    what = f"searching the corpus with the {split} questions"
+    stages.run(stage, what, "adapt", searching, list(files.values()), part=search)
+    return {key: read_metrics(stages.out / stage / file) for key, file in files.items()}
