@@ -234,7 +234,7 @@ def write_search(
     search.write(out)
 
 
-def labelled_training(config: AdaptSettings, texts: AdaptTexts) -> TrainCommand:
+def labelled_training(config: AdaptSettings, texts: AdaptTexts, precision: str) -> TrainCommand:
     """Returns the settings of the fine-tuning on labelled questions (benchmarks/results/labels.md)."""
     made = TrainCommand(
         model_file=config.model_file,
@@ -247,6 +247,7 @@ def labelled_training(config: AdaptSettings, texts: AdaptTexts) -> TrainCommand:
     made.train.learning_rate = 1e-4
     made.train.batch_size = 32 // config.processes
     made.train.global_batch_size = 32
+    made.train.precision = precision
     made.train.eval_per_epoch = 0
     made.train.keep_last = 1
     return made

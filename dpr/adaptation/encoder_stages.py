@@ -133,7 +133,8 @@ def embed_with_model(
     corpus: Path,
     *,
     model: str | None = None,
-    label: str = "",
+    label: str = "model",
+    precision: str = "fp32",
 ) -> None:
     """Runs the stage ``name``, which makes the vectors of a corpus by the folder's model, or by another one,
     which messages call ``label``."""
@@ -143,6 +144,7 @@ def embed_with_model(
         ctx_src=str(corpus),
         out_file=str(stages.out / name / "corpus"),
         device=config.device,
+        precision=precision,
     )
-    what = f"embedding {corpus}" + (f" with the {label}" if label else "")
+    what = f"embedding {corpus} with the {label}"
     stages.run(name, what, "embed", vectors, [folder.vectors.name], processes=config.processes)

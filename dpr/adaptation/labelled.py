@@ -37,6 +37,7 @@ from dpr.formats.metrics_files import MetricsFile, read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.run_folders import RUN_FILE
 from dpr.indexer.ranking import fuse_linear
+from dpr.models.properties import is_faster_in_bf16
 from dpr.preparation.document_questions import DEV, TEST
 from dpr.retrieval.dense import open_dense
 from dpr.retrieval.settings import RetrievalConfig
@@ -70,12 +71,13 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     out = stages.out
     counts = texts.counts()
     has_dev = counts["dev questions"] > 0
+    precision = "bf16" if is_faster_in_bf16(resolve_device(config.device)) else "fp32"
     systems = {BASE: System(str(config.model_file), "base_vectors")}
     if has_dev:
         tuned = System(str(AdaptFolder(out).model), "vectors")
         average = System(str(out / "average" / "model"), "average_vectors")
         what = f"fine-tuning on {counts['train questions']:,} questions"
-        training = labelled_training(config, texts)
+        training = labelled_training(config, texts, precision)
         stages.run("model", what, "train", training, [RUN_FILE], processes=config.processes)
         merge = MergeConfig(
             base=config.model_file,
@@ -87,7 +89,15 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
         stages.run("average", "averaging both models", "merge", merge, ["model"])
         systems |= {AVERAGE: average, TUNED: tuned}
     for name, system in systems.items():
-        embed_with_model(stages, config, system.vectors, texts.corpus, model=system.model, label=name)
+        embed_with_model(
+            stages,
+            config,
+            system.vectors,
+            texts.corpus,
+            model=system.model,
+            label=name,
+            precision=precision,
+        )
 
     chosen = BASE
     weights = {BASE: WEIGHT_OF_GIVEN}

@@ -169,10 +169,15 @@ def layers_of(backbone: nn.Module) -> list[nn.Module]:
 
 def mention_bf16(backbone: Any, device: torch.device, precision: str, *, key: str) -> None:
     """Logs a hint if layers run in fp32 on a processor with instructions for bf16; ``key`` is the setting."""
-    if device.type != "cpu" or precision != "fp32" or is_static(backbone):
-        return
-    if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
+    if device.type == "cpu" and precision == "fp32" and not is_static(backbone) and is_faster_in_bf16(device):
         logger.info("this processor computes faster in bf16 than in fp32; %s=bf16 uses it", key)
+
+
+def is_faster_in_bf16(device: torch.device) -> bool:
+    """True if the device has instructions for products of bf16 matrices."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
 def without_running(values: dict[str, Any]) -> dict[str, Any]:
