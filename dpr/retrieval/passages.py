@@ -4,7 +4,9 @@ a search can be filtered."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.corpora import read_passages
-from dpr.formats.passage_metadata import KINDS, checked_field, fields_of, kind_of, read_metadata
-from dpr.formats.passage_records import passage_of
+from dpr.formats.passage_metadata import KINDS, checked_field, kind_of, read_metadata
+from dpr.formats.passage_records import fields_of, passage_of
 from dpr.formats.record_files import has_records, read_records
-from dpr.indexer.ranking import encode_ids
+from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import IndexTexts
 from dpr.storage.untrusted import describe
 
+_COMPARISONS = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
 _MOST_CHOICES = 100
 _LONGEST_CHOICE = 200  # characters
 Record = str | Mapping[str, Any] | Passage
@@ -97,21 +100,34 @@ class PassageLookup:
 
 
 class PassageFields:
-    """Values of some fields of every passage, 4 bytes each. They are compared for equality, with one or
-    several values, for several fields at once."""
+    """Values of some fields of every passage, 4 bytes each, compared with conditions on several fields at
+    once. A list is a value of its own."""
 
     def __init__(self, ids: np.ndarray, kinds: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> None:
         """Takes the passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of
         ``kinds``."""
-        self._ids = ids
+        self._ids = np.empty(0, dtype="S1")
         self._kinds = dict(kinds)
         self._values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
-        self._codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in kinds}
+        self._codes = {name: np.empty(0, dtype=np.int32) for name in kinds}
+        self.add(ids, rows)
+
+    def add(self, ids: np.ndarray, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Adds passages, in the form that the constructor takes."""
+        codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in self._kinds}
         for index, row in enumerate(rows):
-            for name, value in zip(kinds, row, strict=True):
+            for name, value in zip(self._kinds, row, strict=True):
                 if value is not None:
                     known = self._values[name]
-                    self._codes[name][index] = known.setdefault(value, len(known))
+                    codes[name][index] = known.setdefault(value, len(known))
+        self._ids = np.concatenate([self._ids, ids])
+        self._codes = {name: np.concatenate([self._codes[name], codes[name]]) for name in codes}
+
+    def remove(self, ids: np.ndarray) -> None:
+        """Removes the passages with these ids (n,), ascending and distinct."""
+        is_kept = ~is_among(self._ids, ids)
+        self._ids = self._ids[is_kept]
+        self._codes = {name: codes[is_kept] for name, codes in self._codes.items()}
 
     @classmethod
     def read(cls, sources: Sequence[PassageSource], kinds: Mapping[str, str]) -> PassageFields:
@@ -126,8 +142,8 @@ class PassageFields:
         return cls(ids, kinds, (row for source in sources for row in read_metadata(source.file, kinds)))
 
     def matching(self, wanted: Mapping[str, Any]) -> np.ndarray:
-        """Returns the ids (n,), ascending and distinct, of the passages whose fields have these values, or
-        one of a list of them.
+        """Returns the ids (n,), ascending and distinct, of the passages whose fields meet these conditions
+        (``condition``).
 
         Raises:
             InputError: a field is not known, or a value is of another kind.
@@ -137,29 +153,75 @@ class PassageFields:
             if name not in self._kinds:
                 known = ", ".join(self._kinds) or "none; dpr serve metadata=<name> names fields"
                 raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
-            kind = self._kinds[name]
-            accepted = given if isinstance(given, list) else [given]
-            for value in accepted:
-                if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
-                    raise InputError(f"filter by {name}={str(value)[:100]!r}", expected=kind)
-            if not self._values[name] and len(self._ids):
+            is_met = condition(name, self._kinds[name], given)
+            values = self._values[name]
+            if not values and len(self._ids):
                 raise InputError(
                     f"no passage has a value in the field {name[:100]!r}", expected="a field of the passages"
                 )
-            codes = [code for value in accepted if (code := self._values[name].get(value)) is not None]
-            is_chosen &= np.isin(self._codes[name], codes)
+            listed = (value if isinstance(value, tuple) else (value,) for value in values)
+            met = np.array([*map(is_met, listed), is_met(())])  # the last one is that of the code -1
+            is_chosen &= met[self._codes[name]]
         return np.unique(self._ids[is_chosen])
 
     def choices(self) -> dict[str, list[Any] | None]:
         """Returns the values of every field, ascending, if they are few and short enough to choose from a
         list, else None."""
         shown: dict[str, list[Any] | None] = {}
-        for name, values in self._values.items():
+        for name, known in self._values.items():
+            values = {item for value in known for item in (value if isinstance(value, tuple) else (value,))}
+            values.discard(None)
             is_short = len(values) <= _MOST_CHOICES and all(
                 len(str(value)) <= _LONGEST_CHOICE for value in values
             )
             shown[name] = sorted(values) if is_short else None
         return shown
+
+
+def condition(name: str, kind: str, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
+    """Returns a test of the values that a passage has in a field: one, those of its list, or none.
+
+    A value asks for itself, a list for any of its values, a dictionary for all of its operators: ``gt``,
+    ``gte``, ``lt`` and ``lte`` compare, ``any`` and ``all`` take a list, ``not`` takes any condition.
+
+    Raises:
+        InputError: an operator is not known, or a value is of another kind than the field.
+    """
+    if not isinstance(wanted, Mapping):
+        listed = wanted if isinstance(wanted, list) else [wanted]
+        for value in listed:
+            if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
+                raise InputError(f"filter by {name}={str(value)[:100]!r}", expected=kind)
+        accepted = set(listed)
+        return lambda values: not accepted.isdisjoint(values)
+    tests = []
+    for key, operand in wanted.items():
+        inner = condition(name, kind, operand) if key not in ("any", "all") or isinstance(operand, list) else None
+        if inner is None or (key in _COMPARISONS and isinstance(operand, list | Mapping)):
+            expected = "a list" if inner is None else "a single value"
+            raise InputError(f"filter by {name}: {key}={str(operand)[:100]!r}", expected=expected)
+        if compare := _COMPARISONS.get(key):
+            tests.append(partial(_any_compares, compare, operand))
+        elif key == "not":
+            tests.append(partial(_is_not, inner))
+        elif key == "all":
+            tests.append(set(operand).issubset)
+        elif key == "any":
+            tests.append(inner)
+        else:
+            expected = ", ".join((*_COMPARISONS, "any", "all", "not"))
+            raise InputError(f"filter by {name}: there is no operator {str(key)[:100]!r}", expected=expected)
+    if not tests:
+        raise InputError(f"filter by {name}={{}}", expected="an operator, {'gte': 2000}")
+    return lambda values: all(test(values) for test in tests)
+
+
+def _any_compares(compare: Callable[[Any, Any], bool], operand: Any, values: tuple[Any, ...]) -> bool:
+    return any(compare(value, operand) for value in values if value is not None)
+
+
+def _is_not(test: Callable[[tuple[Any, ...]], bool], values: tuple[Any, ...]) -> bool:
+    return not test(values)
 
 
 def records_of(

@@ -385,9 +385,12 @@ def _encoded(ids: Iterable[str]) -> np.ndarray:
 
 def _kind_of(name: str, value: Any) -> str:
     """Returns the kind of field (``dpr/formats/passage_metadata.py``) that a value is compared with."""
-    first = next(iter(value), None) if isinstance(value, list) else value
+    first = value
+    while isinstance(first, list | Mapping):
+        first = next(iter(first.values() if isinstance(first, Mapping) else first), None)
     if kind := kind_of(first):
         return kind
     raise ConfigError(
-        f"where: {name}={value!r} is not a text, a number, True or False, or a list of one of these"
+        f"where: {name}={value!r} is not a text, a number, True or False, a list of one of these, or an operator:"
+        f" {{'gte': 2000}}"
     )

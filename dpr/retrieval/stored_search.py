@@ -17,8 +17,7 @@ from dpr.core.records import Passage
 from dpr.core.settings import drop_unused
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.passage_metadata import fields_of
-from dpr.formats.passage_records import origin_record
+from dpr.formats.passage_records import fields_of, origin_record
 from dpr.formats.text_output import durable_text
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.registry import Index, index_class

@@ -247,7 +247,7 @@ class Engine:
             answers = []
             for job in jobs:
                 value = job.shape([next(results) for _ in job.texts])
-                answers.append(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+                answers.append(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode())
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
