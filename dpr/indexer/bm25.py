@@ -41,7 +41,6 @@ logger = get_logger(__name__)
 
 _MANY = 200_000
 """Number of passages above which an index may take longer than ten seconds."""
-_COUNTED_AT_ONCE = 1 << 14  # passages
 _FREQUENCIES = ("counts.npy", "lengths.npy")
 _STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these"
@@ -102,22 +101,13 @@ class _Words:
     def frequencies(self, starts: np.ndarray) -> Frequencies:
         """Returns how often a word is in a passage, in the order of an index whose lists of passages begin at
         ``starts``, and the number of words of each passage."""
-        ends = np.frombuffer(self._ends, dtype=np.int64)
-        numbers = np.frombuffer(self._numbers, dtype=np.int32)
-        filled = np.array(starts, dtype=np.int64)
-        found = np.zeros(filled[-1], dtype=np.uint8)
-        for start in range(0, len(self), _COUNTED_AT_ONCE):
-            part = ends[start : start + _COUNTED_AT_ONCE + 1]
-            rows = np.repeat(np.arange(len(part) - 1), np.diff(part))
-            keys = numbers[part[0] : part[-1]].astype(np.int64) * _COUNTED_AT_ONCE + rows
-            keys, counts = np.unique(keys, return_counts=True)
-            words, firsts, sizes = np.unique(keys // _COUNTED_AT_ONCE, return_index=True, return_counts=True)
-            places = np.repeat(filled[words] - firsts, sizes) + np.arange(len(keys))
-            widest = np.min_scalar_type(counts.max(initial=0))
-            found = found.astype(np.promote_types(found.dtype, widest), copy=False)
-            found[places] = counts
-            filled[words] += sizes
-        return found, np.diff(ends)
+        places = starts.astype(np.int64)
+        found = np.zeros(places[-1], dtype=np.int32)
+        for numbers in self:
+            words, counts = np.unique(numbers, return_counts=True)
+            found[places[words]] = counts
+            places[words] += 1
+        return found.astype(np.min_scalar_type(found.max(initial=0))), np.diff(self._ends)
 
 
 class Bm25Index(Index):
@@ -228,18 +218,15 @@ class Bm25Index(Index):
         places = np.flatnonzero(scores > 0)
         if len(places) > best.k:  # before their ids are looked up
             places = places[scores[places] >= np.partition(scores[places], -best.k)[-best.k]]
-        best.add(np.full(len(places), row), scores[places], self._ids_at(places))
-
-    def _ids_at(self, places: np.ndarray) -> np.ndarray:
-        return self._ids[places]
+        best.add(np.full(len(places), row), scores[places], self._ids[places])
 
     def save(self, folder: Path) -> None:
         self._engine.save(folder, show_progress=False)
         with durable_file(folder / "ids.npy", "wb") as out:
             np.lib.format.write_array(out, self._ids.array, allow_pickle=False)
-        for name, array in zip(_FREQUENCIES, self.frequencies or (), strict=False):
+        for name, numbers in zip(_FREQUENCIES, self.frequencies or (), strict=False):
             with durable_file(folder / name, "wb") as out:
-                np.lib.format.write_array(out, array, allow_pickle=False)
+                np.lib.format.write_array(out, numbers, allow_pickle=False)
 
     @classmethod
     def open(cls, folder: Path, settings: Bm25Settings) -> Bm25Index:
@@ -275,7 +262,5 @@ class Bm25Index(Index):
         index = cls(engine, ids)
         if (folder / _FREQUENCIES[0]).is_file():
             counts, lengths = (map_array(folder / name) for name in _FREQUENCIES)
-            if len(counts) != len(rows) or len(lengths) != len(ids):
-                raise InputError(f"{len(counts)} counts for {len(rows)} passages of words", file=folder)
             index.frequencies = counts, lengths
         return index

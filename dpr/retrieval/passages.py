@@ -5,10 +5,10 @@ a search can be filtered."""
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,14 +17,13 @@ from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.corpora import read_passages
-from dpr.formats.passage_metadata import KINDS, checked_field, kind_of, read_metadata
+from dpr.formats.passage_metadata import KINDS, checked_field, kind_of, value_of
 from dpr.formats.passage_records import fields_of, passage_of
 from dpr.formats.record_files import has_records, read_records
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import IndexTexts
 from dpr.storage.untrusted import describe
 
-_COMPARISONS = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
 _MOST_CHOICES = 100
 _LONGEST_CHOICE = 200  # characters
 Record = str | Mapping[str, Any] | Passage
@@ -100,50 +99,48 @@ class PassageLookup:
 
 
 class PassageFields:
-    """Values of some fields of every passage, 4 bytes each, compared with conditions on several fields at
-    once. A list is a value of its own."""
+    """Values of some fields of every passage, 4 bytes each, compared with conditions on several fields at once. A
+    list is a value of its own."""
 
-    def __init__(self, ids: np.ndarray, kinds: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> None:
-        """Takes the passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of
-        ``kinds``."""
-        self._ids = np.empty(0, dtype="S1")
-        self._kinds = dict(kinds)
-        self._values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
-        self._codes = {name: np.empty(0, dtype=np.int32) for name in kinds}
-        self.add(ids, rows)
-
-    def add(self, ids: np.ndarray, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Adds passages, in the form that the constructor takes."""
-        codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in self._kinds}
-        for index, row in enumerate(rows):
-            for name, value in zip(self._kinds, row, strict=True):
-                if value is not None:
-                    known = self._values[name]
-                    codes[name][index] = known.setdefault(value, len(known))
-        self._ids = np.concatenate([self._ids, ids])
-        self._codes = {name: np.concatenate([self._codes[name], codes[name]]) for name in codes}
-
-    def remove(self, ids: np.ndarray) -> None:
-        """Removes the passages with these ids (n,), ascending and distinct."""
-        is_kept = ~is_among(self._ids, ids)
-        self._ids = self._ids[is_kept]
-        self._codes = {name: codes[is_kept] for name, codes in self._codes.items()}
-
-    @classmethod
-    def read(cls, sources: Sequence[PassageSource], kinds: Mapping[str, str]) -> PassageFields:
-        """Reads the fields ``kinds``, name -> kind, of all corpora.
+    def __init__(self, kinds: Mapping[str, str], passages: Iterable[Passage]) -> None:
+        """Takes the fields ``kinds``, name -> kind of a single value, of passages.
 
         Raises:
-            InputError: a corpus has no named fields, or a value is of another kind.
+            InputError: a value is of another kind.
         """
-        if not kinds:
-            return cls(np.empty(0, dtype="S1"), kinds, ())
-        ids = encode_ids([str(passage.id) for source in sources for passage in source.read()])
-        return cls(ids, kinds, (row for source in sources for row in read_metadata(source.file, kinds)))
+        self._kinds = dict(kinds)
+        self._values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
+        self._ids = np.empty(0, dtype="S1")
+        self._codes = {name: np.empty(0, dtype=np.int32) for name in kinds}
+        self.change((), passages)
+
+    def change(self, gone: Iterable[Passage], added: Iterable[Passage]) -> None:
+        """Removes passages, then adds passages. Raises as the constructor."""
+        ids = []
+        codes = {name: array("i") for name in self._kinds}
+        for passage in added:
+            ids.append(str(passage.id))
+            record = {
+                "id": passage.id,
+                "title": passage.title,
+                "text": passage.text,
+                **(passage.metadata or {}),
+            }
+            for name, kind in self._kinds.items():
+                try:
+                    value = value_of(name, kind, record.get(name))
+                except ValueError as error:
+                    raise InputError(f"passage {passage.id!r}: {error}") from None
+                known = self._values[name]
+                codes[name].append(-1 if value is None else known.setdefault(value, len(known)))
+        is_kept = ~is_among(self._ids, encode_ids(sorted(str(passage.id) for passage in gone)))
+        self._ids = np.concatenate([self._ids[is_kept], encode_ids(ids)])
+        for name, new in codes.items():
+            self._codes[name] = np.concatenate([self._codes[name][is_kept], np.array(new, dtype=np.int32)])
 
     def matching(self, wanted: Mapping[str, Any]) -> np.ndarray:
         """Returns the ids (n,), ascending and distinct, of the passages whose fields meet these conditions
-        (``condition``).
+        (``checked_condition``).
 
         Raises:
             InputError: a field is not known, or a value is of another kind.
@@ -153,15 +150,16 @@ class PassageFields:
             if name not in self._kinds:
                 known = ", ".join(self._kinds) or "none; dpr serve metadata=<name> names fields"
                 raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
-            is_met = condition(name, self._kinds[name], given)
-            values = self._values[name]
+            condition = checked_condition(name, self._kinds[name], given)
+            values = [value if isinstance(value, tuple) else (value,) for value in self._values[name]]
             if not values and len(self._ids):
                 raise InputError(
                     f"no passage has a value in the field {name[:100]!r}", expected="a field of the passages"
                 )
-            listed = (value if isinstance(value, tuple) else (value,) for value in values)
-            met = np.array([*map(is_met, listed), is_met(())])  # the last one is that of the code -1
-            is_chosen &= met[self._codes[name]]
+            is_met = np.array(
+                [_meets(value, condition) for value in [*values, ()]]
+            )  # the last one is code -1
+            is_chosen &= is_met[self._codes[name]]
         return np.unique(self._ids[is_chosen])
 
     def choices(self) -> dict[str, list[Any] | None]:
@@ -178,57 +176,71 @@ class PassageFields:
         return shown
 
 
-def condition(name: str, kind: str, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
-    """Returns a test of the values that a passage has in a field: one, those of its list, or none.
+def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[tuple[Any, ...], Any], bool]:
+    return lambda values, bounds: any(compare(value, bound) for value in values for bound in bounds)
 
-    A value asks for itself, a list for any of its values, a dictionary for all of its operators: ``gt``,
-    ``gte``, ``lt`` and ``lte`` compare, ``any`` and ``all`` take a list, ``not`` takes any condition.
+
+_OPERATORS: dict[str, Callable[[tuple[Any, ...], Any], bool]] = {
+    "gt": _compares(operator.gt),
+    "gte": _compares(operator.ge),
+    "lt": _compares(operator.lt),
+    "lte": _compares(operator.le),
+    "any": lambda values, wanted: not wanted.isdisjoint(values),
+    "all": lambda values, wanted: wanted.issubset(values),
+    "not": lambda values, condition: not _meets(values, condition),
+}
+
+
+def checked_condition(name: str, kind: str, wanted: Any) -> Any:
+    """Returns a condition on a field in the form that is tested: a value or a list asks for any of these values, a
+    dictionary for all of its operators.
 
     Raises:
         InputError: an operator is not known, or a value is of another kind than the field.
     """
-    if not isinstance(wanted, Mapping):
-        listed = wanted if isinstance(wanted, list) else [wanted]
-        for value in listed:
-            if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
-                raise InputError(f"filter by {name}={str(value)[:100]!r}", expected=kind)
-        accepted = set(listed)
-        return lambda values: not accepted.isdisjoint(values)
-    tests = []
-    for key, operand in wanted.items():
-        inner = condition(name, kind, operand) if key not in ("any", "all") or isinstance(operand, list) else None
-        if inner is None or (key in _COMPARISONS and isinstance(operand, list | Mapping)):
-            expected = "a list" if inner is None else "a single value"
-            raise InputError(f"filter by {name}: {key}={str(operand)[:100]!r}", expected=expected)
-        if compare := _COMPARISONS.get(key):
-            tests.append(partial(_any_compares, compare, operand))
-        elif key == "not":
-            tests.append(partial(_is_not, inner))
-        elif key == "all":
-            tests.append(set(operand).issubset)
-        elif key == "any":
-            tests.append(inner)
-        else:
-            expected = ", ".join((*_COMPARISONS, "any", "all", "not"))
-            raise InputError(f"filter by {name}: there is no operator {str(key)[:100]!r}", expected=expected)
-    if not tests:
-        raise InputError(f"filter by {name}={{}}", expected="an operator, {'gte': 2000}")
-    return lambda values: all(test(values) for test in tests)
+    if isinstance(wanted, Mapping):
+        if not wanted or not wanted.keys() <= _OPERATORS.keys():
+            found = f"filter by {name}={str(dict(wanted))[:100]}"
+            raise InputError(found, expected=f"the operators {', '.join(_OPERATORS)}")
+        return {
+            key: checked_condition(
+                name, kind, value if key == "not" or not isinstance(value, Mapping) else None
+            )
+            for key, value in wanted.items()
+        }
+    listed = wanted if isinstance(wanted, list) else [wanted]
+    for value in listed:
+        if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "bool"):
+            raise InputError(f"filter by {name}={str(value)[:100]!r}", expected=kind)
+    return frozenset(listed)
 
 
-def _any_compares(compare: Callable[[Any, Any], bool], operand: Any, values: tuple[Any, ...]) -> bool:
-    return any(compare(value, operand) for value in values if value is not None)
+def _meets(values: tuple[Any, ...], condition: Any) -> bool:
+    """Returns whether the values of a passage in a field, none or several, meet a condition."""
+    if isinstance(condition, frozenset):
+        return not condition.isdisjoint(values)
+    return all(_OPERATORS[key](values, operand) for key, operand in condition.items())
 
 
-def _is_not(test: Callable[[tuple[Any, ...]], bool], values: tuple[Any, ...]) -> bool:
-    return not test(values)
+class Change(NamedTuple):
+    """Passages that go and passages that come, one after the other, with the vectors (n, D) of the latter."""
+
+    gone: Sequence[Passage]
+    added: Sequence[Passage]
+    vectors: np.ndarray | None
 
 
-def records_of(
-    passages: Passages, kinds: Kinds, *, known: int = 0
-) -> Iterator[tuple[Passage, Mapping[str, Any]]]:
-    """Yields passages with the records that they were made from. A passage without an id gets its number,
-    counted from ``known``. ``kinds`` are those of the earlier passages' fields, as in ``given_items``.
+def note_kinds(kinds: Kinds, passages: Iterable[Passage]) -> None:
+    """Adds the kinds of the fields of passages to those that are known."""
+    for passage in passages:
+        for name, value in (passage.metadata or {}).items():
+            if value is not None and (kind := kind_of(value)):
+                kinds.setdefault(name, kind)
+
+
+def passages_of(passages: Passages, kinds: Kinds, *, known: int | None = 0) -> Iterator[Passage]:
+    """Yields passages with their fields. A passage without an id gets its number, counted from ``known``, or is
+    refused if that is None. ``kinds`` are those of the earlier passages' fields, as in ``given_items``.
 
     Raises:
         InputError: a passage cannot be used (says which, and why), or an id occurs twice.
@@ -236,8 +248,10 @@ def records_of(
     seen: set[str] = set()
     for index, (where, record) in enumerate(given_items(passages, kinds)):
         try:
-            passage = passage_of(record, str(known + index))
+            passage = passage_of(record, "" if known is None else str(known + index))
             key = str(passage.id)
+            if not key:
+                raise ValueError("it has no id, and passages are replaced by their ids")
             if len(key.encode(errors="replace")) > MAX_ID_BYTES or "\0" in key:
                 raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
         except ValueError as error:
@@ -245,7 +259,7 @@ def records_of(
         if key in seen:
             raise InputError(f"{where}: the id {key!r} occurs twice", expected="unique ids")
         seen.add(key)
-        yield passage, record if isinstance(record, Mapping) else {}
+        yield passage
 
 
 def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]]:
@@ -273,7 +287,8 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
             raise InputError(f"passages is {describe(passages)}", expected=expected)
         found = ((f"passage {index}", record) for index, record in enumerate(rows))
     for where, record in found:
-        for name, value in fields_of(record).items() if isinstance(record, Mapping) else ():
+        stated = record.metadata if isinstance(record, Passage) else None
+        for name, value in (fields_of(record) if isinstance(record, Mapping) else stated or {}).items():
             if value is not None and (kind := kinds.setdefault(name, kind_of(value))):
                 try:
                     checked_field(name, kind, value)

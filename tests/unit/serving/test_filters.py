@@ -45,7 +45,7 @@ def test_values_are_listed_where_they_are_few_and_short(
         for place, value in enumerate([*reversed(values), values[0]])
     )
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
-    fields = PassageFields.read([PassageSource(tmp_path / "c.jsonl")], {"name": "text"})
+    fields = PassageFields({"name": "text"}, PassageSource(tmp_path / "c.jsonl").read())
     assert fields.choices() == {"name": values if is_listed else None}
 
 
