@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.logs import get_logger
 from dpr.core.machine import no_downloads
 from dpr.core.paths import matching_paths
@@ -43,10 +43,10 @@ from dpr.retrieval.sides import (
 )
 from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import MANIFEST
+from dpr.storage.durable import MANIFEST, writing
 from dpr.storage.journal import Journal
 from dpr.storage.leftovers import remove
-from dpr.storage.locks import lock_of, locked
+from dpr.storage.locks import alone_with
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
@@ -244,13 +244,16 @@ class StoredSearch(Search):
                 "passages change in a folder with a search.json, or in a retriever in memory; Retriever.build"
                 " makes both"
             )
+        assert self.journal is not None
         file = self.folder / SEARCH_JSON
         ours = self.settings
-        with locked(file, file=lock_of(file)):
+        with writing(self.journal.file), alone_with(self.journal.file) as (_, is_alone):
             there = SearchSettings.read(self.folder)
             if (there.passages, there.encoded_ctx_files) != (ours.passages, ours.encoded_ctx_files):
                 found = "names other passages than when it was opened"
                 raise InputError(found, file=file, hint="open the folder again")
+            if not is_alone:
+                raise OutputError(self.folder, "its file system has no locks", hint="move it to another one")
             yield
 
     def as_encoded(self, passage: Passage) -> Passage:
@@ -350,7 +353,8 @@ def build_in(
         _write(source.file, passages_of(passages, {}))
     if (folder / SEARCH_JSON).is_file():
         files = [item.file.resolve() for item in SearchSettings.read(folder).passages]
-        if files != [source.file.resolve()] or any(folder.glob(f"{_CHANGES}*")):
+        changes = folder.glob(f"{_CHANGES}*")
+        if files != [source.file.resolve()] or any(path.stat().st_size for path in changes):
             hint = "open the folder, or choose another one"
             raise InputError("names other passages", file=folder / SEARCH_JSON, hint=hint)
     made = SearchSettings(
