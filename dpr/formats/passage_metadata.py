@@ -15,7 +15,6 @@ from dpr.storage.untrusted import describe
 
 KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 """Types of a field of metadata."""
-LIST_OF = "list of "
 _LARGEST_INT = 2**63 - 1
 
 
@@ -39,11 +38,11 @@ def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, .
 
 
 def kind_of(value: Any) -> str:
-    """Returns the kind of field that a value is compared as, "list of text" for example; empty for one that
-    cannot be compared."""
+    """Returns the kind of field that a value, or every item of a list, is compared as; empty for one that cannot
+    be compared."""
     if isinstance(value, list):
         kinds = {kind_of(item) for item in value}
-        return LIST_OF + kinds.pop() if len(kinds) == 1 and kinds <= KINDS.keys() else ""
+        return kinds.pop() if len(kinds) == 1 else ""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int | float):
@@ -52,20 +51,17 @@ def kind_of(value: Any) -> str:
 
 
 def value_of(name: str, kind: str, value: Any) -> Any:
-    """Returns the value of a field whose single values, or items of lists, are of this kind, as it is
-    compared; a list as a tuple. Raises ValueError if it is of another kind."""
+    """Returns a value as it is compared, a list as a tuple. Raises ValueError if it is of another kind."""
     if isinstance(value, list):
         return tuple(checked_field(name, kind, item) for item in value)
     return checked_field(name, kind, value)
 
 
 def checked_field(name: str, kind: str, value: Any) -> Any:
-    """Returns a value as it is compared. Raises ValueError if it is of another kind."""
+    """Returns a single value as it is compared. Raises ValueError if it is of another kind."""
     if value is None:
         return None
-    if kind.startswith(LIST_OF) and isinstance(value, list):
-        return value_of(name, kind.removeprefix(LIST_OF), value)
-    is_kind = isinstance(value, KINDS.get(kind, ())) and isinstance(value, bool) == (kind == "bool")
+    is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")
     if is_kind and kind == "text":
         is_kind = not has_lone_surrogate(value)
     elif is_kind and kind != "bool":

@@ -16,56 +16,44 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, is_among
 from dpr.indexer.registry import Index
 
-_SPARE = 8  # an array that is full grows by this part of it, since growing copies it
 _FEW = 32
 
 
 class LivingVectors(ExactIndex):
-    """Exact search of vectors in memory, beside those of ``base`` if there is one. Changes and searches must not
-    run at the same time."""
+    """Exact search of new vectors in memory, beside those of ``base``; without one, the first passages that are
+    added become it. Changes and searches must not run at the same time."""
 
     def __init__(self, base: Index | None, dimension: int, *, device: Any = "cpu") -> None:
         self.base = base
         self.recall = None if base is None else base.recall
         self._gone: set[str] = set()  # passages of the base
-        self._rows: dict[str, int] = {}
-        self._all = ArraySource(np.empty(0, dtype="S1"), np.empty((0, dimension), dtype=np.float32))
-        super().__init__([self._all], device=device)
+        self._new: dict[str, np.ndarray] = {}
+        super().__init__([ArraySource(np.empty(0, dtype="S1"), np.empty((0, dimension)))], device=device)
 
     @property
     def num_passages(self) -> int:
         of_base = 0 if self.base is None else self.base.num_passages
-        return of_base - len(self._gone) + len(self._rows)
+        return of_base - len(self._gone) + len(self._new)
 
     def change(self, gone: Iterable[Passage], added: Sequence[Passage], vectors: np.ndarray | None) -> None:
         """Removes passages that are there, then adds passages with their ``vectors`` (n, D) float32."""
-        room = self._all
         for passage in gone:
-            row = self._rows.pop(str(passage.id), None)
-            if row is None:
+            if self._new.pop(str(passage.id), None) is None:
                 self._gone.add(str(passage.id))
-            elif (last := len(self._rows)) != row:  # the last one takes its place
-                room.ids[row] = room.ids[last]
-                room.vectors[row] = room.vectors[last]
-                self._rows[room.ids[row].decode()] = row
-        start = len(self._rows)
-        if vectors is not None and len(added):
-            ids = encode_ids([str(passage.id) for passage in added])
-            end = start + len(ids)
-            if end > len(room.ids) or ids.dtype.itemsize > room.ids.dtype.itemsize:
-                spare = len(ids) + end // _SPARE
-                room.ids = np.concatenate([room.ids[:start], np.zeros(spare, dtype=ids.dtype)])
-                empty = np.empty((spare, self.dimension), dtype=np.float32)
-                room.vectors = np.concatenate([room.vectors[:start], empty])
-            room.ids[start:end] = ids
-            room.vectors[start:end] = vectors
-            self._rows |= {str(passage.id): start + number for number, passage in enumerate(added)}
-            start = end
-        self.sources = [ArraySource(room.ids[:start], room.vectors[:start])]
-        self._longest = {}
+        if vectors is not None:
+            ids = [str(passage.id) for passage in added]
+            if self.base is None:
+                self.base = ExactIndex([ArraySource(encode_ids(ids), vectors)], device=self.device)
+            else:
+                self._new |= zip(ids, vectors, strict=True)
+        self.sources = []
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         best = RunningTopK(len(queries), max(1, min(k, self.num_passages)))
+        if not self.sources:  # joined at the first search after a change
+            vectors = np.array(list(self._new.values()), dtype=np.float32).reshape(-1, self.dimension)
+            self.sources = [ArraySource(encode_ids(list(self._new)), vectors)]
+            self._longest = {}
         _offer(best, super().search(queries, k), ())
         depth = k + min(len(self._gone), _FEW)
         while self.base is not None:

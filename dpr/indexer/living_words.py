@@ -31,11 +31,8 @@ class LivingWords(Bm25Index):
         self._num_passages = len(built._ids)
         self._more_holders: Counter[str] = Counter()
         self._gone: set[str] = set()  # passages of the index that was built
-        self._rows: dict[str, int] = {}  # the others
-        self._new: list[
-            tuple[str, int]
-        ] = []  # their ids and numbers of words; empty ids are those of deleted ones
-        self._held: dict[str, dict[int, int]] = {}  # word -> row of a new passage -> how often
+        self._new: dict[str, Counter[str]] = {}  # words of the others
+        self._new_lengths = np.empty(0, dtype=np.int64)
         self._is_folded = True
 
     @property
@@ -44,22 +41,13 @@ class LivingWords(Bm25Index):
 
     def change(self, gone: Iterable[Passage], added: Iterable[Passage], vectors: Any = None) -> None:
         """Removes passages that are there, whose texts are those that were indexed, then adds passages."""
-        self._is_folded = False
         for passage in gone:
-            counts = self._count(passage, -1)
-            row = self._rows.pop(str(passage.id), None)
-            if row is None:
+            self._count(passage, -1)
+            if self._new.pop(str(passage.id), None) is None:
                 self._gone.add(str(passage.id))
-                continue
-            self._new[row] = ("", 0)
-            for word in counts:
-                del self._held[word][row]
         for passage in added:
-            counts = self._count(passage, 1)
-            row = self._rows[str(passage.id)] = len(self._new)
-            self._new.append((str(passage.id), counts.total()))
-            for word, count in counts.items():
-                self._held.setdefault(word, {})[row] = count
+            self._new[str(passage.id)] = self._count(passage, 1)
+        self._is_folded = False
 
     def _count(self, passage: Passage, sign: int) -> Counter[str]:
         """Returns the words of a passage, which add to those of all passages or go."""
@@ -70,11 +58,12 @@ class LivingWords(Bm25Index):
         return counts
 
     def _fold(self) -> None:
-        """Lists the ids of all rows after changes; those of deleted passages are empty."""
+        """Lists the ids and lengths of all rows after changes; the ids of deleted passages are empty."""
         if not self._is_folded:
             built = np.concatenate(list(self._built_ids.chunks()))
             built[is_among(built, encode_ids(sorted(self._gone)))] = b""
-            self._ids = PackedIds(np.concatenate([built, encode_ids([key for key, _ in self._new])]))
+            self._ids = PackedIds(np.concatenate([built, encode_ids(list(self._new))]))
+            self._new_lengths = np.array([counts.total() for counts in self._new.values()], dtype=np.int64)
             self._is_folded = True
 
     def among(self, ids: np.ndarray) -> Bm25Index:
@@ -86,7 +75,6 @@ class LivingWords(Bm25Index):
 
     def _scores(self, question: str) -> np.ndarray:
         self._fold()
-        new_lengths = np.array([length for _, length in self._new], dtype=np.int64)
         scores = np.zeros(len(self._ids), dtype=np.float32)
         k1 = self._engine.k1
         b = self._engine.b
@@ -95,15 +83,16 @@ class LivingWords(Bm25Index):
                 continue
             weight = np.float32(math.log(1 + (self._num_passages - holders + 0.5) / (holders + 0.5)))
             listed = self._holders(word)
-            old = self._engine.scores["indices"][listed]
-            held = self._held.get(word, {})
-            new = np.array(list(held), dtype=np.int64)
-            often = np.concatenate([self._counts[listed], np.array(list(held.values()), dtype=np.int64)])
-            size = np.concatenate([self._lengths[old], new_lengths[new]])
-            # the order of these operations is that of the package, since another one rounds differently
+            rows = self._engine.scores["indices"][listed]
+            new = np.array([counts[word] for counts in self._new.values()], dtype=np.int64)
             mean = self._num_words / self._num_passages
-            share = often / (k1 * ((1 - b) + b * size / mean) + often)
-            scores[np.concatenate([old, len(self._lengths) + new])] += (weight * share).astype(np.float32)
+            for places, often, size in (
+                (rows, self._counts[listed], self._lengths[rows]),
+                (slice(len(self._lengths), None), new, self._new_lengths),
+            ):
+                # the order of these operations is that of the package, since another one rounds differently
+                share = often / (k1 * ((1 - b) + b * size / mean) + often)
+                scores[places] += (weight * share).astype(np.float32)
         is_there = self._ids[:] != b""
         return np.where(
             is_there if self._is_chosen is None else is_there & self._is_chosen, scores, np.float32(0)

@@ -17,7 +17,7 @@ from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.corpora import read_passages
-from dpr.formats.passage_metadata import KINDS, checked_field, kind_of, value_of
+from dpr.formats.passage_metadata import KINDS, kind_of, value_of
 from dpr.formats.passage_records import fields_of, passage_of
 from dpr.formats.record_files import has_records, read_records
 from dpr.indexer.ranking import encode_ids, is_among
@@ -120,15 +120,10 @@ class PassageFields:
         codes = {name: array("i") for name in self._kinds}
         for passage in added:
             ids.append(str(passage.id))
-            record = {
-                "id": passage.id,
-                "title": passage.title,
-                "text": passage.text,
-                **(passage.metadata or {}),
-            }
+            stated = passage.metadata or {}
             for name, kind in self._kinds.items():
                 try:
-                    value = value_of(name, kind, record.get(name))
+                    value = value_of(name, kind, stated.get(name, getattr(passage, name, None)))
                 except ValueError as error:
                     raise InputError(f"passage {passage.id!r}: {error}") from None
                 known = self._values[name]
@@ -156,9 +151,8 @@ class PassageFields:
                 raise InputError(
                     f"no passage has a value in the field {name[:100]!r}", expected="a field of the passages"
                 )
-            is_met = np.array(
-                [_meets(value, condition) for value in [*values, ()]]
-            )  # the last one is code -1
+            # the last one is that of the code -1
+            is_met = np.array([_meets(value, condition) for value in [*values, ()]])
             is_chosen &= is_met[self._codes[name]]
         return np.unique(self._ids[is_chosen])
 
@@ -203,9 +197,7 @@ def checked_condition(name: str, kind: str, wanted: Any) -> Any:
             found = f"filter by {name}={str(dict(wanted))[:100]}"
             raise InputError(found, expected=f"the operators {', '.join(_OPERATORS)}")
         return {
-            key: checked_condition(
-                name, kind, value if key == "not" or not isinstance(value, Mapping) else None
-            )
+            key: checked_condition(name, kind, value if key == "not" or isinstance(value, list) else [value])
             for key, value in wanted.items()
         }
     listed = wanted if isinstance(wanted, list) else [wanted]
@@ -291,7 +283,7 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
         for name, value in (fields_of(record) if isinstance(record, Mapping) else stated or {}).items():
             if value is not None and (kind := kinds.setdefault(name, kind_of(value))):
                 try:
-                    checked_field(name, kind, value)
+                    value_of(name, kind, value)
                 except ValueError as error:
                     raise InputError(f"{where}: {error}") from None
         yield where, record

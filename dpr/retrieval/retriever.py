@@ -213,17 +213,20 @@ class Retriever(metaclass=Hinting):
                     dense.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE]) for start in starts
                 ]
                 vectors = np.concatenate(coded) if coded else None
-            for side in self._sides.values():
+            for side in list(self._sides.values()):
                 living(side)
             change = Change(list(gone.values()), added, vectors)
             search.store(change)
             self._apply(change)
 
     def _look(self) -> None:
-        """Takes up the changes that other processes have stored."""
-        with self._changing:
-            for change in self.searched.news():
-                self._apply(change)
+        """Takes up the changes that other processes have stored, unless another thread is changing passages."""
+        if self._changing.acquire(blocking=False):
+            try:
+                for change in self.searched.news():
+                    self._apply(change)
+            finally:
+                self._changing.release()
 
     def _apply(self, change: Change) -> None:
         for _ in range(_MOST_THREADS):  # no search is under way then

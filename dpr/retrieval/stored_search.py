@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.machine import no_downloads
 from dpr.core.paths import matching_paths
@@ -247,13 +247,11 @@ class StoredSearch(Search):
         assert self.journal is not None
         file = self.folder / SEARCH_JSON
         ours = self.settings
-        with writing(self.journal.file), alone_with(self.journal.file) as (_, is_alone):
+        with writing(self.journal.file), alone_with(self.journal.file):
             there = SearchSettings.read(self.folder)
             if (there.passages, there.encoded_ctx_files) != (ours.passages, ours.encoded_ctx_files):
                 found = "names other passages than when it was opened"
                 raise InputError(found, file=file, hint="open the folder again")
-            if not is_alone:
-                raise OutputError(self.folder, "its file system has no locks", hint="move it to another one")
             yield
 
     def as_encoded(self, passage: Passage) -> Passage:
@@ -276,10 +274,10 @@ class StoredSearch(Search):
     def store(self, change: Change) -> None:
         assert self.journal is not None
         if self.journal.end > self._most_bytes:  # most of what it holds may be out of date
-            stored = [Passage("", id=key) for key in self.gone]
-            self.journal.rewrite(_as_record(Change(stored, list(self.added.values()), self._stacked())))
+            self.journal.rewrite(_as_record(list(self.gone), list(self.added.values()), self._stacked()))
             self._most_bytes = max(_LARGE_JOURNAL, 2 * self.journal.end)
-        self.journal.append(_as_record(change))
+        gone = [str(passage.id) for passage in change.gone]
+        self.journal.append(_as_record(gone, change.added, change.vectors))
 
     def _stacked(self) -> np.ndarray | None:
         return np.array(list(self.vectors.values())) if self.vectors else None
@@ -410,11 +408,13 @@ def _write(file: Path, passages: Iterable[Passage]) -> None:
             )
 
 
-def _as_record(change: Change) -> dict[str, Any]:
-    coded = b"" if change.vectors is None else change.vectors.astype("<f4").tobytes()
-    gone = [passage.id for passage in change.gone]
-    added = [_record(passage) for passage in change.added]
-    return {"gone": gone, "added": added, "vectors": base64.b64encode(coded).decode()}
+def _as_record(gone: list[str], added: Sequence[Passage], vectors: np.ndarray | None) -> dict[str, Any]:
+    coded = b"" if vectors is None else vectors.astype("<f4").tobytes()
+    return {
+        "gone": gone,
+        "added": [_record(passage) for passage in added],
+        "vectors": base64.b64encode(coded).decode(),
+    }
 
 
 def _record(passage: Passage) -> dict[str, Any]:

@@ -39,8 +39,6 @@ class Journal:
         if state.st_ino != (self._inode or state.st_ino):
             raise InputError("was rewritten by another process", file=self.file, hint="open the folder again")
         self._inode = state.st_ino
-        if state.st_size == self.end:
-            return
         with open(self.file, "rb") as file:
             file.seek(self.end)
             for line in file:
