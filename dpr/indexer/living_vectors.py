@@ -70,7 +70,6 @@ class LivingVectors(ExactIndex):
         view._longest = {}
         if self.base is not None:
             view.base = self.base.among(ids[~is_among(ids, encode_ids(sorted(self._gone)))])
-        view._gone = set()
         return view
 
 

@@ -109,7 +109,7 @@ class PassageFields:
             InputError: a value is of another kind.
         """
         self._kinds = dict(kinds)
-        self._values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
+        self._values: dict[str, dict[tuple[Any, ...], int]] = {name: {} for name in kinds}
         self._ids = np.empty(0, dtype="S1")
         self._codes = {name: np.empty(0, dtype=np.int32) for name in kinds}
         self.change((), passages)
@@ -127,7 +127,8 @@ class PassageFields:
                 except ValueError as error:
                     raise InputError(f"passage {passage.id!r}: {error}") from None
                 known = self._values[name]
-                codes[name].append(-1 if value is None else known.setdefault(value, len(known)))
+                values = value if isinstance(value, tuple) else (value,)
+                codes[name].append(-1 if value is None else known.setdefault(values, len(known)))
         is_kept = ~is_among(self._ids, encode_ids(sorted(str(passage.id) for passage in gone)))
         self._ids = np.concatenate([self._ids[is_kept], encode_ids(ids)])
         for name, new in codes.items():
@@ -146,13 +147,13 @@ class PassageFields:
                 known = ", ".join(self._kinds) or "none; dpr serve metadata=<name> names fields"
                 raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
             condition = checked_condition(name, self._kinds[name], given)
-            values = [value if isinstance(value, tuple) else (value,) for value in self._values[name]]
-            if not values and len(self._ids):
+            known_values = self._values[name]
+            if not known_values and len(self._ids):
                 raise InputError(
                     f"no passage has a value in the field {name[:100]!r}", expected="a field of the passages"
                 )
             # the last one is that of the code -1
-            is_met = np.array([_meets(value, condition) for value in [*values, ()]])
+            is_met = np.array([_meets(values, condition) for values in [*known_values, ()]])
             is_chosen &= is_met[self._codes[name]]
         return np.unique(self._ids[is_chosen])
 
@@ -161,8 +162,7 @@ class PassageFields:
         list, else None."""
         shown: dict[str, list[Any] | None] = {}
         for name, known in self._values.items():
-            values = {item for value in known for item in (value if isinstance(value, tuple) else (value,))}
-            values.discard(None)
+            values = {value for listed in known for value in listed if value is not None}
             is_short = len(values) <= _MOST_CHOICES and all(
                 len(str(value)) <= _LONGEST_CHOICE for value in values
             )

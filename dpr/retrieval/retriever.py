@@ -183,7 +183,8 @@ class Retriever(metaclass=Hinting):
         Raises:
             ConfigError, InputError: as ``add``, or an id is not in the corpus; nothing was deleted then.
         """
-        self._change((), dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")))
+        if listed := dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")):
+            self._change((), listed)
 
     def _change(self, passages: Passages, ids: Iterable[str] | None) -> None:
         """Adds passages and deletes those with the ``ids``, which are those of ``passages`` if None."""

@@ -258,17 +258,16 @@ class StoredSearch(Search):
         return self.settings.passages[0].as_encoded(passage)
 
     def news(self) -> Iterator[Change]:
-        journal = self.journal
-        for record in journal.read() if journal else ():
+        if self.journal is None:
+            return
+        for record in self.journal.read():
             try:
                 gone = list(self.get(record["gone"]).values())
                 added = [passage_of(one) for one in record["added"]]
                 coded = base64.b64decode(record["vectors"])
                 vectors = np.frombuffer(coded, dtype="<f4").reshape(len(added), -1) if coded else None
             except (KeyError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"is not a file of changes ({error})", file=journal and journal.file
-                ) from None
+                raise InputError(f"is not a file of changes ({error})", file=self.journal.file) from None
             yield Change(gone, added, vectors)
 
     def store(self, change: Change) -> None:

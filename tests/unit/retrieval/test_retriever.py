@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -16,7 +15,6 @@ from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import IndexTexts
 from dpr.retrieval.hits import Hits, Place
-from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.sides import Fusion, WordSide
 from tests.unit.retrieval.conftest import World, searchable
 
