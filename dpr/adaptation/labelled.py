@@ -1,9 +1,9 @@
 """The stages of ``dpr adapt train=`` after the labelled questions are split: fine-tune the given model, choose on
 the dev questions what to search with, and test that once.
 
-Every choice searches the whole corpus. Another model replaces the given one only if it is better by more than
-``MARGIN`` standard errors of the difference, question by question. How often this goes wrong is measured
-(benchmarks/results/labels.md).
+Every choice searches the whole corpus. Another model replaces the given one only if it is better, alone and as
+hybrid taken together, by more than ``MARGIN`` standard errors of the difference, question by question. How
+often this goes wrong is measured (benchmarks/results/labels.md).
 """
 
 from __future__ import annotations
@@ -155,10 +155,20 @@ def keep(config: AdaptSettings) -> None:
 
 def chosen_model(measured: Measured) -> str:
     """Returns the average or the fine-tuned model if it is better than the base model, and the latter also
-    better than the average; else the base model."""
+    better than the average; else the base model. A question counts by the mean of the model alone and its
+    hybrid, since people search with either."""
+    both = {
+        name: [
+            (alone + hybrid) / 2
+            for alone, hybrid in zip(
+                values_of(measured[name, 1.0]), values_of(measured[name, WEIGHT_OF_GIVEN]), strict=True
+            )
+        ]
+        for name in (BASE, AVERAGE, TUNED)
+    }
     chosen = BASE
     for name in (AVERAGE, TUNED):
-        if is_better(measured[name, 1.0], measured[chosen, 1.0]):
+        if is_better(both[name], both[chosen]):
             chosen = name
     return chosen
 
@@ -166,13 +176,13 @@ def chosen_model(measured: Measured) -> str:
 def chosen_weight(measured: Measured, name: str) -> float:
     """Returns the weight with the best hybrid if it is better than the default weight, else that."""
     best = max(WEIGHTS, key=lambda weight: measured[name, weight].metrics[METRIC])
-    is_chosen = is_better(measured[name, best], measured[name, WEIGHT_OF_GIVEN])
+    is_chosen = is_better(values_of(measured[name, best]), values_of(measured[name, WEIGHT_OF_GIVEN]))
     return best if is_chosen else WEIGHT_OF_GIVEN
 
 
-def is_better(run: MetricsFile, than: MetricsFile) -> bool:
+def is_better(values: Sequence[float], than: Sequence[float]) -> bool:
     """True if the mean difference of the questions exceeds ``MARGIN`` of its standard errors."""
-    difference = estimate([b - a for a, b in zip(values_of(than), values_of(run), strict=True)])
+    difference = estimate([ours - theirs for ours, theirs in zip(values, than, strict=True)])
     return difference.mean > MARGIN * math.sqrt(difference.variance)
 
 
