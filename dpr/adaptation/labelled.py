@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from dpr.adaptation.choices import (
     open_bm25,
     write_search,
 )
-from dpr.adaptation.encoder_stages import FITTED, RESULT, embed_with_model, write_fitted
+from dpr.adaptation.encoder_stages import RESULT, embed_with_model, write_fitted
 from dpr.adaptation.labels import LEAST_DEV, LEAST_FOR_TEST, LEAST_LABELS
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import AdaptFolder, Stages
@@ -113,7 +112,15 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     # The folder's own model is the chosen one, so that every command that opens the folder gets it.
     keeping = replace(config, corpus=str(texts.corpus), model_file=systems[searched].model, out=str(out))
     if config.static is None:
-        stages.run("model", f"keeping the {searched}", "adapt", keeping, [RUN_FILE], part=keep)
+        kept = searched.replace(" ", "_")
+        outputs = [RUN_FILE, kept]
+
+        def keep(config: AdaptSettings) -> None:
+            model = BiEncoder.load(str(config.model_file), torch.device("cpu"))
+            model.save(AdaptFolder(out).model / kept, overwrite=True)
+            write_run(AdaptFolder(out).model, {"best_checkpoint": kept, "last_checkpoint": kept})
+
+        stages.run("model", f"keeping the {searched}", "adapt", keeping, outputs, part=keep)
     else:
         what = f"distilling the {searched} into a static encoder of {config.static}"
         stages.run("model", what, "adapt", keeping, [RUN_FILE], part=write_fitted)
@@ -144,13 +151,6 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
         )
     write_search(out, texts.corpus, weight, vectors=systems[searched].vectors)
     write_json(out / RESULT, {"model": searched, "hybrid_weight": weight}, note={})
-
-
-def keep(config: AdaptSettings) -> None:
-    """Writes the chosen model as the folder's own."""
-    folder = AdaptFolder(Path(str(config.out))).model
-    BiEncoder.load(str(config.model_file), torch.device("cpu")).save(folder / FITTED, overwrite=True)
-    write_run(folder, {"best_checkpoint": FITTED, "last_checkpoint": FITTED})
 
 
 def chosen_model(measured: Measured) -> str:
