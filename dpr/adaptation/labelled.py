@@ -110,20 +110,21 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
         weights = {name: chosen_weight(measured, name) for name in {BASE: 0, searched: 0}}
 
     # The folder's own model is the chosen one, so that every command that opens the folder gets it.
-    keeping = replace(config, corpus=str(texts.corpus), model_file=systems[searched].model, out=str(out))
+    whole = replace(config, corpus=str(texts.corpus), out=str(out))
     if config.static is None:
         kept = searched.replace(" ", "_")
         outputs = [RUN_FILE, kept]
 
         def keep(config: AdaptSettings) -> None:
-            model = BiEncoder.load(str(config.model_file), torch.device("cpu"))
+            model = BiEncoder.load(systems[searched].model, torch.device("cpu"))
             model.save(AdaptFolder(out).model / kept, overwrite=True)
             write_run(AdaptFolder(out).model, {"best_checkpoint": kept, "last_checkpoint": kept})
 
-        stages.run("model", f"keeping the {searched}", "adapt", keeping, outputs, part=keep)
+        stages.run("model", f"keeping the {searched}", "adapt", whole, outputs, part=keep)
     else:
         what = f"distilling the {searched} into a static encoder of {config.static}"
-        stages.run("model", what, "adapt", keeping, [RUN_FILE], part=write_fitted)
+        distilling = replace(whole, model_file=systems[searched].model)
+        stages.run("model", what, "adapt", distilling, [RUN_FILE], part=write_fitted)
         searched = STATIC
         systems[STATIC] = System(str(AdaptFolder(out).model), "vectors")
         embed_with_model(stages, config, "vectors", texts.corpus, label=STATIC)
@@ -259,9 +260,8 @@ def search_with(
                     "hybrid": "linear",
                     "hybrid_weight": weight,
                 }
-                evaluator.write_report(
-                    stages.out / stage / files[name, weight], metadata, asked, rankings, judged
-                )
+                file = stages.out / stage / files[name, weight]
+                evaluator.write_report(file, metadata, asked, rankings, judged, note={})
 
     searching = replace(config, corpus=str(texts.corpus), out=str(stages.out))
     what = f"searching the corpus with the {split} questions"
