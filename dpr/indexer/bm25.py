@@ -104,7 +104,7 @@ class _Words:
         places = starts.astype(np.int64)
         found = np.zeros(places[-1], dtype=np.int32)
         for numbers in self:
-            words, counts = np.unique(numbers, return_counts=True)
+            words, counts = np.unique(np.array(numbers, dtype=np.int64), return_counts=True)
             found[places[words]] = counts
             places[words] += 1
         return found.astype(np.min_scalar_type(found.max(initial=0))), np.diff(self._ends)

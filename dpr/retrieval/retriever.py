@@ -312,7 +312,7 @@ class Retriever(metaclass=Hinting):
         queries = [self.searched.query_text(questions[row]) for row in asked]
         with self._searches:
             if where is not None or ids is not None:
-                selected = self.selected_ids(where, ids)
+                selected = self._selected(where, ids)
                 if not len(selected):
                     sides = {}
                 sides = {name: self._filtered(side, selected) for name, side in sides.items()}
@@ -392,6 +392,15 @@ class Retriever(metaclass=Hinting):
             kinds: fields that ``where`` may name, and the kinds of their values; None = those of the values in
                 ``where``. Fields are read when they are first needed.
         """
+        self._look()
+        return self._selected(where, ids, kinds)
+
+    def _selected(
+        self,
+        where: Mapping[str, Any] | None,
+        ids: Iterable[str] | np.ndarray | None,
+        kinds: Mapping[str, str] | None = None,
+    ) -> np.ndarray:
         is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
         listed: Any = ids if ids is None or is_encoded else _encoded(ids)
         if where is None:

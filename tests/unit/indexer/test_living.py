@@ -43,6 +43,7 @@ def assert_same(living: Any, fresh: Any, questions: Any, ids: np.ndarray) -> Non
 
 def test_changed_indexes_equal_those_of_the_present_passages() -> None:
     passages = {f"p{number}": Passage(text(), f"t{number % 7}", f"p{number}") for number in range(300)}
+    passages["p0"] = Passage("", "", "p0")
     rows = dict(zip(passages, VECTORS, strict=False))
     by_words = LivingWords(words(passages))
     beside, alone = LivingVectors(vectors(rows), 16), LivingVectors(None, 16)
