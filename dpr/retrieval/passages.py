@@ -97,6 +97,11 @@ class PassageLookup:
             return find_passages(self._sources, set(ids))
         return {passage_id: self._held[passage_id] for passage_id in ids if passage_id in self._held}
 
+    def __iter__(self) -> Iterator[Passage]:
+        if self._held is not None:
+            return iter(self._held.values())
+        return (passage for source in self._sources for passage in source.read())
+
 
 class PassageFields:
     """Values of some fields of every passage, 4 bytes each, compared with conditions on several fields at once. A

@@ -217,8 +217,7 @@ class StoredSearch(Search):
         return self.passages.get(ids)
 
     def __iter__(self) -> Iterator[Passage]:
-        for source in self.settings.passages:
-            yield from (passage for passage in source.read() if passage.id not in self.gone)
+        yield from (passage for passage in self.passages if passage.id not in self.gone)
         yield from super().__iter__()
 
     @cached_property
