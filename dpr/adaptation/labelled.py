@@ -239,9 +239,7 @@ def search_with(
                     "hybrid": "linear",
                     "hybrid_weight": weight,
                 }
-                evaluator.write_report(
-                    stages.out / stage / files[name, weight], metadata, asked, rankings, judged
-                )
+                evaluator.write_report(stages.out / stage / files[name, weight], metadata, asked, judged)
 
     searching = replace(config, corpus=str(texts.corpus), out=str(stages.out))
     what = f"searching the corpus with the {split} questions"

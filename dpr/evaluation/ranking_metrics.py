@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 
 Ranking = Sequence[tuple[str, float]]
 """Passage ids with scores, best first."""
@@ -73,6 +73,7 @@ METRICS = [
     Metric("ndcg", "ndcg_cut", "nDCG@{k}"),
     Metric("recall", "recall", "recall@{k}", shown=(100,), tested=(), validated=(20, 100)),
     Metric("map", "map", "map", cutoffs=(0,), shown=(), tested=(), validated=()),
+    Metric("precision", "P", "precision@{k}", cutoffs=(), shown=(), tested=(), validated=()),
 ]
 _HEADLINES = ("ndcg@10", "recall@100", "mrr@10")
 _ANSWER_HEADLINES = ("accuracy@20", "accuracy@100", "accuracy@1")
@@ -82,6 +83,22 @@ def metric_names(num_docs: int) -> list[str]:
     """Returns the names of all metrics of rankings of ``num_docs`` passages."""
     names = [name for metric in METRICS for name in metric.named(metric.cutoffs)]
     return [name for name in names if cutoff_of(name) <= num_docs]
+
+
+def checked_names(wanted: Iterable[str]) -> list[str]:
+    """Returns names of metrics, at any cut-offs, in small letters.
+
+    Raises:
+        ConfigError: there is no such metric.
+    """
+    has_cutoff = {metric.name: metric.cutoffs != (0,) for metric in METRICS}
+    names = [name.lower() for name in wanted]
+    for name in names:
+        kind, _, k = name.partition("@")
+        if has_cutoff.get(kind) != k.lstrip("0").isdecimal():
+            known = ", ".join(f"{kind}@10" if has_cutoff[kind] else kind for kind in has_cutoff)
+            raise ConfigError(f"metrics: {name} is not measured; choose {known}, at any cut-off")
+    return names
 
 
 def shown_names() -> list[str]:
@@ -176,7 +193,12 @@ def evaluate_questions(
     """Returns all metrics of each question with a relevant passage, in the order of ``qrels``. A question
     that is not in ``run`` counts as 0."""
     at = sorted(set(cutoffs))
-    names = [name for metric in METRICS for name in metric.named((0,) if metric.cutoffs == (0,) else at)]
+    names = [
+        name
+        for metric in METRICS
+        if metric.cutoffs
+        for name in metric.named((0,) if metric.cutoffs == (0,) else at)
+    ]
     return values_of(run, with_relevant(qrels), names)
 
 
