@@ -122,9 +122,7 @@ def differences(
 class Comparison(dict[str, PairedTest]):
     """Paired tests by metric, which print as the table of ``dpr compare``."""
 
-    def __init__(self, differences: Sequence[MetricDifference]) -> None:
-        super().__init__({one.metric: one.test for one in differences})
-        self.differences = differences
+    differences: Sequence[MetricDifference]
 
     def __repr__(self) -> str:
         return difference_table(self.differences)
@@ -148,7 +146,10 @@ def compare(
         for label, run in (("first", first), ("second", second))
     }
     names = metrics_to_test(runs, listed(metrics))
-    return Comparison(differences({"": {label: run.each for label, run in runs.items() if run.each}}, names))
+    compared = differences({"": {label: run.each for label, run in runs.items() if run.each}}, names)
+    tests = Comparison({one.metric: one.test for one in compared})
+    tests.differences = compared
+    return tests
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:

@@ -73,7 +73,6 @@ METRICS = [
     Metric("ndcg", "ndcg_cut", "nDCG@{k}"),
     Metric("recall", "recall", "recall@{k}", shown=(100,), tested=(), validated=(20, 100)),
     Metric("map", "map", "map", cutoffs=(0,), shown=(), tested=(), validated=()),
-    Metric("precision", "P", "precision@{k}", cutoffs=(), shown=(), tested=(), validated=()),
 ]
 _HEADLINES = ("ndcg@10", "recall@100", "mrr@10")
 _ANSWER_HEADLINES = ("accuracy@20", "accuracy@100", "accuracy@1")
@@ -96,8 +95,8 @@ def checked_names(wanted: Iterable[str]) -> list[str]:
     for name in names:
         kind, _, k = name.partition("@")
         if has_cutoff.get(kind) != k.lstrip("0").isdecimal():
-            known = ", ".join(f"{kind}@10" if has_cutoff[kind] else kind for kind in has_cutoff)
-            raise ConfigError(f"metrics: {name} is not measured; choose {known}, at any cut-off")
+            known = ", ".join(metric_names(1))
+            raise ConfigError(f"metrics: {name} is not measured; choose {known}, or other cut-offs")
     return names
 
 
@@ -193,12 +192,7 @@ def evaluate_questions(
     """Returns all metrics of each question with a relevant passage, in the order of ``qrels``. A question
     that is not in ``run`` counts as 0."""
     at = sorted(set(cutoffs))
-    names = [
-        name
-        for metric in METRICS
-        if metric.cutoffs
-        for name in metric.named((0,) if metric.cutoffs == (0,) else at)
-    ]
+    names = [name for metric in METRICS for name in metric.named((0,) if metric.cutoffs == (0,) else at)]
     return values_of(run, with_relevant(qrels), names)
 
 

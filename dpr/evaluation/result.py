@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.paths import user_path
@@ -12,7 +12,7 @@ from dpr.evaluation.significance import SHOWN, estimate
 from dpr.formats.metrics_files import MetricsFile, PerQuestion, write_metrics
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class Evaluation(MetricsFile, Mapping[str, float]):
     """Metrics of a ranking of passages for each question: a mapping from names to means, which prints as a
     table. Metrics of single questions are in ``per_question``.
@@ -23,8 +23,8 @@ class Evaluation(MetricsFile, Mapping[str, float]):
     """
 
     each: PerQuestion
-    run: Run = field(default_factory=dict)
-    shown: Sequence[str] = ()
+    run: Run
+    shown: Sequence[str]
 
     @property
     def per_question(self) -> dict[str, dict[str, float]]:

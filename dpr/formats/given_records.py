@@ -19,7 +19,7 @@ def values_by_id(given: Any) -> Any:
     """
     is_series = hasattr(given, "to_frame") and hasattr(given, "to_dict")
     found = given.to_dict() if is_series else rows_of(given)
-    if isinstance(found, str) or not isinstance(found, Iterable):
+    if not isinstance(found, Iterable):
         raise InputError(
             f"given: {type(given).__name__}", expected="a file, a dictionary by id, a list or a table"
         )
@@ -34,9 +34,10 @@ def made_from(given: Any, what: str, make: Callable[[Any, str], Made]) -> Iterat
         InputError: ``make`` raised ValueError, or an id occurs twice; says for which record.
     """
     found = values_by_id(given)
+    is_by_id = isinstance(found, Mapping)
     seen = set()
-    for key, record in found.items() if isinstance(found, Mapping) else enumerate(found):
-        if isinstance(found, Mapping) and isinstance(record, Mapping):
+    for key, record in found.items() if is_by_id else enumerate(found):
+        if is_by_id and isinstance(record, Mapping):
             record = {**record, "_id": str(key)}
         try:
             made = make(record, str(key))

@@ -55,9 +55,7 @@ class MinedRows(list[Record]):
     """Training data with hard negatives, a dictionary for each question (docs/file_formats.md). Prints as the
     audit of ``dpr mine``; ``audit`` has its numbers."""
 
-    def __init__(self, rows: list[Record], audit: dict[str, Any]) -> None:
-        super().__init__(rows)
-        self.audit = audit
+    audit: dict[str, Any]
 
     def __repr__(self) -> str:
         return "\n".join(audit_lines(self.audit))
@@ -85,6 +83,7 @@ def mine_hard_negatives(
     """
     refuse(settings, "mine_hard_negatives()", {item.name for item in fields(MineCommand)} - _GIVEN)
     configure_by_default()
+    chosen = None if model == "bm25" else model
     # The job writes its work and its result into files.
     with TemporaryDirectory() as folder:
         file = None
@@ -98,11 +97,13 @@ def mine_hard_negatives(
             "files": ["pairs"],
             "out": str(out),
             "corpus": file and str(file),
-            "model_file": None if model == "bm25" else "model",
+            "model_file": chosen and "model",
         }
         config = MineCommand.from_mapping(settings | given, "")
         if unused := drop_unused(config):
             logger.warning(unused_note(unused))
         train = pairs if isinstance(pairs, TrainingSet) else open_training_set(pairs, name="train")
-        audit = mine(config, train, file, None if model == "bm25" else model)
-        return MinedRows([json.loads(line) for line in out.open(encoding="utf-8")], audit)
+        audit = mine(config, train, file, chosen)
+        rows = MinedRows(json.loads(line) for line in out.open(encoding="utf-8"))
+        rows.audit = audit
+        return rows

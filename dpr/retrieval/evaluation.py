@@ -36,7 +36,7 @@ def rankings_of(
     *,
     fusion: Fusion,
     k: int,
-    skip_same_id: bool = False,
+    skip_same_id: bool,
 ) -> dict[str, list[Ranking]]:
     """Returns the ``k`` best passages of each question by system: ``dense``, ``bm25``, or the hybrid of both. Each
     side is searched once.
@@ -162,4 +162,4 @@ def evaluate(
     report, each = evaluator.report(facts_of(mode, name, fusion), asked_texts, result)
     run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
     shown = wanted or headline_names(result.metrics)
-    return Evaluation(name, len(questions), result.metrics, report, each, run, shown)
+    return Evaluation(name, len(questions), result.metrics, report, each=each, run=run, shown=shown)
