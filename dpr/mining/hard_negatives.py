@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,7 +62,7 @@ class MinedRows(list[Record]):
 
 
 def mine_hard_negatives(
-    pairs: Any, model: BiEncoder | str | Path = "bm25", *, corpus: Any = None, **settings: Any
+    pairs: Any, model: BiEncoder | str | Path = "bm25", corpus: Any = None, **settings: Any
 ) -> MinedRows:
     """Returns training data with hard negatives: passages that BM25 or a model ranks high for a question, and that
     do not answer it. They are those of ``dpr mine``. ``BiEncoderTrainer(train_sets=...)`` takes the result.
@@ -81,7 +81,7 @@ def mine_hard_negatives(
         ConfigError: a setting is out of range.
         InputError: a record cannot be used, or the corpus contains none of the positives.
     """
-    refuse(settings, "mine_hard_negatives()", {item.name for item in fields(MineCommand)} - _GIVEN)
+    refuse(settings, "mine_hard_negatives()", signature(MineCommand).parameters.keys() - _GIVEN)
     configure_by_default()
     chosen = None if model == "bm25" else model
     # The job writes its work and its result into files.

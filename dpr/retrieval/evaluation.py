@@ -119,9 +119,13 @@ def evaluate(
             raise ConfigError(
                 f"{queries} holds {len(sets)} test sets; evaluate one folder at a time, or run dpr evaluate"
             )
-        corpus, queries, qrels, name = sets[0].corpus, sets[0].queries, sets[0].qrels, sets[0].name
-    elif isinstance(model, Retriever) and qrels is None:
-        qrels = corpus
+        only = sets[0]
+        corpus, queries, qrels, name = only.corpus, only.queries, only.qrels, only.name
+    elif isinstance(model, Retriever):
+        if qrels is None:
+            qrels = corpus
+        elif corpus is not None:
+            raise ConfigError("a retriever searches its own passages; leave corpus out")
     elif corpus is None and qrels is None:
         corpus, queries, qrels = judged_samples(open_training_set(queries, name=name))
     judged = None if qrels is None else given_qrels(qrels)
@@ -129,8 +133,8 @@ def evaluate(
     questions = [each for each in asked if (each.answers if judged is None else each.id in judged)]
     if not questions:
         raise InputError(
-            f"no question has judgements: one of their ids is {asked[0].id!r}, one of the judgements' is"
-            f" {next(iter(judged or ()), None)!r}",
+            f"no question has judgements or answers: the first question is {asked[0].id!r}, the first judgements"
+            f" are those of {[*(judged or ())][:3]}",
             expected="evaluate(model, queries, corpus, qrels), with the same ids in all of them",
         )
     evaluator = Evaluator(questions, judged, "string" if judged is None else None, k, metrics=wanted)
@@ -160,6 +164,12 @@ def evaluate(
         raise ConfigError(f"metrics={wanted}: by answers, only accuracy is measured; give qrels")
     asked_texts = [normalize_question(question.text) for question in questions]
     report, each = evaluator.report(facts_of(mode, name, fusion), asked_texts, result)
-    run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
-    shown = wanted or headline_names(result.metrics)
-    return Evaluation(name, len(questions), result.metrics, report, each=each, run=run, shown=shown)
+    return Evaluation(
+        name,
+        len(questions),
+        result.metrics,
+        report,
+        each=each,
+        run={question.id: ranking for question, ranking in zip(questions, rankings, strict=True)},
+        shown=wanted or headline_names(result.metrics),
+    )

@@ -52,6 +52,8 @@ def test_the_figures_are_those_of_the_command(world: World, data: Data, tmp_path
         ):
             result.save(file := tmp_path / f"{mode}-{number}.json")
             assert file.read_bytes() == expected, (mode, number)
+    with pytest.raises(dpr.ConfigError, match="leave corpus out"):
+        dpr.evaluate(built, queries, corpus, qrels)
     alike = {**queries, **{key: record["text"] for key, record in list(corpus.items())[:9]}}
     judged = {f"p{number:03d}": {f"p{number + 1:03d}"} for number in range(9)}
     left_out = dpr.evaluate("bm25", alike, corpus, judged, skip_same_id=True)
@@ -130,7 +132,7 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"queries": {"p000": "a"}}, r"one of their ids is 'p000', one of the judgements' is 'q0'"),
+        ({"queries": {"p000": "a"}}, r"the first question is 'p000', .*those of \['q0', 'q1', 'q2'\]"),
         ({"corpus": ["a", "b"]}, "none of the 13 passages judged relevant is in the corpus"),
         ({"corpus": {"p000": 5}}, "passage p000: the number 5, expected a text"),
         ({"corpus": None}, "NoneType, expected a file, a dictionary by id"),
