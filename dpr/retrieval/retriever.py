@@ -33,7 +33,7 @@ from dpr.retrieval.stored_search import StoredSearch, search_settings
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
 
-_ENCODED_AT_ONCE = 1024
+_ENCODED_AT_ONCE = 8192  # as by dpr embed, so that vectors in memory and in files have the same bits
 _MOST_THREADS = 64  # that search at a time
 
 
@@ -209,10 +209,19 @@ class Retriever(metaclass=Hinting):
             if "dense" in self.modes:
                 dense: Any = self.sides("dense")["dense"]
                 texts = [search.as_encoded(passage) for passage in added]
-                starts = counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding")
-                coded = [
-                    dense.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE]) for start in starts
-                ]
+                from dpr.embedding.encode import (
+                    TokenBudget,
+                    default_batch_tokens,
+                    encode_within_memory,
+                    tokenize_passages,
+                )
+
+                budget = TokenBudget(default_batch_tokens(dense.model.device))
+                coded = []
+                for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding"):
+                    part = texts[start : start + _ENCODED_AT_ONCE]
+                    tokens = tokenize_passages(dense.model.tensorizer, part)
+                    coded.append(encode_within_memory(dense.model, tokens, budget))
                 vectors = np.concatenate(coded) if coded else None
             for side in list(self._sides.values()):
                 living(side)
