@@ -85,8 +85,6 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
     [
         (lambda model, _: model.save_pretrained("a"), "dpr.to_sentence_transformer(model).save_pretrained"),
         (lambda model, _: model.encode("ba", precision="int8"), "quantize_embeddings(vectors, 'int8')"),
-        (lambda model, _: model.encode("ba", truncate_dim=8), "model.keep_dimensions(256)"),
-        (lambda model, _: model.encode("ba", prompt="query: "), "put it before the texts"),
         (lambda _, folder: BiEncoder(folder, trust_remote_code=True), "code in model folders is never run"),
         (lambda _, folder: BiEncoder(folder, pooling="mean"), "settings=EncoderSettings(pooling=...)"),
         (lambda model, _: Retriever(model, ["ba"]), "Retriever.build(model, passages) makes one"),
