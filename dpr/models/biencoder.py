@@ -259,6 +259,7 @@ class BiEncoder(SentenceTransformersNames):
         settings: EncoderSettings | None = None,
         text: GivenTextSettings | None = None,
         prompts: Mapping[str, str] | None = None,
+        truncate_dim: int | None = None,
         **others: Any,
     ) -> Self:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
@@ -276,6 +277,7 @@ class BiEncoder(SentenceTransformersNames):
             text: prompts, title template and apostrophe rule of a model that states none or, with
                 ``allow_other_prompts``, in place of its own.
             prompts: the same by the names query and document, as in sentence-transformers.
+            truncate_dim: dimensions that vectors are cut to (``keep_dimensions``).
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
@@ -286,11 +288,7 @@ class BiEncoder(SentenceTransformersNames):
             settings.check_values("encoder.")
         options = options or TowerOptions()
         if prompts is not None:
-            try:
-                texts = prompts_of({"prompts": prompts}, Path(path, CONFIG))
-            except CheckpointError as error:
-                raise ConfigError(f"BiEncoder.load(): {error.found}; give {error.expected}") from None
-            text = GivenTextSettings(allow_other_prompts=True, **texts)
+            text = GivenTextSettings(allow_other_prompts=True, **_given_prompts(prompts))
         folder = local_model(path)
         given = Given(settings or EncoderSettings(), pretrained_model_cfg, dropout, options.attention_dropout)
         parts, source = read_model(folder, given, special_tokens=special_tokens, trailing_sep=trailing_sep)
@@ -328,6 +326,7 @@ class BiEncoder(SentenceTransformersNames):
         model = cls(*towers, parts.tensorizer, own, options)
         model.load_weights(parts.weights, source=source)
         model.stored_temperature = stored
+        model.keep_dimensions(truncate_dim or 0)
         return model.to(device or "cpu").eval()
 
     @classmethod
@@ -363,6 +362,9 @@ class BiEncoder(SentenceTransformersNames):
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
+        device: str | torch.device | None = None,
+        prompts: Mapping[str, str] | None = None,
+        truncate_dim: int | None = None,
         **unknown: Any,
     ) -> Self:
         """Makes two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
@@ -377,7 +379,15 @@ class BiEncoder(SentenceTransformersNames):
         options = options or TowerOptions()
         described = sentence_transformers_folder(name_or_folder) if pretrained else None
         if described is not None and settings is None:
-            return cls.load(described, options=options, dropout=dropout, special_tokens=special_tokens)
+            return cls.load(
+                described,
+                device,
+                options=options,
+                dropout=dropout,
+                special_tokens=special_tokens,
+                prompts=prompts,
+                truncate_dim=truncate_dim,
+            )
         settings = settings or EncoderSettings()
         named = (("settings", settings, EncoderSettings), ("options", options, TowerOptions))
         for name, given, kind in named:
@@ -421,13 +431,16 @@ class BiEncoder(SentenceTransformersNames):
         )
         if settings.pooling == "last":
             tensorizer.check_end_token()
+        if prompts is not None:
+            settings = replace(settings, **_given_prompts(prompts))
         settings = with_text_settings(tensorizer, settings)
         model = cls(*towers, tensorizer, settings, options)
         model.load_state_dict(others, strict=False)
         model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(source))
         if has_table:
             model.use_static_questions()
-        return model
+        model.keep_dimensions(truncate_dim or 0)
+        return model if device is None else model.to(device)
 
     def use_static_questions(self) -> None:
         """Replaces the question tower by a static embedding table.
@@ -460,3 +473,10 @@ def _question_text(question: QuestionLike) -> str:
         return question.text
     name = require_name(question, (*QUESTIONS, "text"), "question")
     return string_of(question[name], name)
+
+
+def _given_prompts(prompts: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        return prompts_of({"prompts": prompts}, Path("prompts"))
+    except CheckpointError as error:
+        raise ConfigError(f"BiEncoder: {error.found}; give {error.expected}") from None

@@ -246,10 +246,10 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"lr": 1e-5}, "there is no setting lr; did you mean learning_rate?"),
-        ({"device": "cuda"}, "there is no setting device; did you mean model=model.to(device)?"),
+        ({"lr": 1e-5}, "there is no setting lr; write learning_rate=1e-05"),
+        ({"device": "cuda"}, "there is no setting device; write model=model.to(device)"),
         ({"batchsize": 8}, "there is no setting batchsize; did you mean batch_size"),
-        ({"train_dataset": []}, "there is no setting train_dataset; did you mean train_sets?"),
+        ({"train_dataset": []}, "there is no setting train_dataset; write train_sets=..."),
         ({"early_stopping_patience": 2}, "callbacks=[dpr.EarlyStopping(patience=3)]"),
         ({"symmetric_weight": -1}, "loss.symmetric_weight=-1 is out of range"),
         ({"learn_temperature": True}, "make the model with options=dpr.TowerOptions(learn_temperature=True)"),
