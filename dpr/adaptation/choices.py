@@ -206,16 +206,9 @@ def open_bm25(out: Path, corpus: Path) -> Index:
         return open_text_index(choice, passages, str(words))
 
 
-def write_search(
-    out: Path, corpus: Path, weight: float | None, *, model: str | None = None, vectors: str = "vectors"
-) -> None:
+def write_search(out: Path, corpus: Path, weight: float | None, *, vectors: str = "vectors") -> None:
     """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder
-    ``out``. Without a weight, they search by BM25 alone.
-
-    Args:
-        model: absent = the folder's own.
-        vectors: stage that embedded the corpus with it.
-    """
+    ``out``. Without a weight, they search by BM25 alone; ``vectors`` is the stage that embedded the corpus."""
     open_bm25(out, corpus)
     passages = resolve_passage_sources([str(corpus)], {})
     words = str(out / "bm25_index")
@@ -223,7 +216,7 @@ def write_search(
         search = SearchSettings(passages=passages, bm25_index_path=words, indexer={"kind": "bm25"})
     else:
         search = SearchSettings(
-            model_file=model or str(AdaptFolder(out).model),
+            model_file=str(AdaptFolder(out).model),
             encoded_ctx_files=[str(out / vectors / "corpus_0")],
             passages=passages,
             bm25_index_path=words,
@@ -234,11 +227,11 @@ def write_search(
     search.write(out)
 
 
-def labelled_training(config: AdaptSettings, texts: AdaptTexts, precision: str) -> TrainCommand:
+def labelled_training(config: AdaptSettings, texts: AdaptTexts, out: str, precision: str) -> TrainCommand:
     """Returns the settings of the fine-tuning on labelled questions (benchmarks/results/labels.md)."""
     made = TrainCommand(
         model_file=config.model_file,
-        output_dir=str(AdaptFolder(Path(str(config.out))).model),
+        output_dir=out,
         seed=config.seed,
         device=config.device,
         train_datasets=[str(texts.prepared / "train.jsonl")],

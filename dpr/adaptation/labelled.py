@@ -11,7 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from dpr.adaptation.choices import (
     DEPTH,
@@ -22,8 +25,8 @@ from dpr.adaptation.choices import (
     open_bm25,
     write_search,
 )
-from dpr.adaptation.encoder_stages import RESULT, embed_with_model, write_fitted
-from dpr.adaptation.labels import LEAST_FOR_TEST, LEAST_LABELS
+from dpr.adaptation.encoder_stages import FITTED, RESULT, embed_with_model, write_fitted
+from dpr.adaptation.labels import LEAST_DEV, LEAST_FOR_TEST, LEAST_LABELS
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import AdaptFolder, Stages
 from dpr.core.distributed import resolve_device
@@ -35,8 +38,9 @@ from dpr.evaluation.significance import estimate, paired_test
 from dpr.export.settings import MergeConfig
 from dpr.formats.metrics_files import MetricsFile, read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.formats.run_folders import RUN_FILE
+from dpr.formats.run_folders import RUN_FILE, write_run
 from dpr.indexer.ranking import fuse_linear
+from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import is_faster_in_bf16
 from dpr.preparation.document_questions import DEV, TEST
 from dpr.retrieval.dense import open_dense
@@ -70,15 +74,15 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     """Fine-tunes the given model on labelled questions, chooses, tests, and writes ``search.json``."""
     out = stages.out
     counts = texts.counts()
-    has_dev = counts["dev questions"] > 0
+    has_dev = counts["dev questions"] >= LEAST_DEV
     precision = "bf16" if is_faster_in_bf16(resolve_device(config.device)) else "fp32"
     systems = {BASE: System(str(config.model_file), "base_vectors")}
     if has_dev:
-        tuned = System(str(AdaptFolder(out).model), "vectors")
+        tuned = System(str(out / "tuned"), "tuned_vectors")
         average = System(str(out / "average" / "model"), "average_vectors")
         what = f"fine-tuning on {counts['train questions']:,} questions"
-        training = labelled_training(config, texts, precision)
-        stages.run("model", what, "train", training, [RUN_FILE], processes=config.processes)
+        training = labelled_training(config, texts, tuned.model, precision)
+        stages.run("tuned", what, "train", training, [RUN_FILE], processes=config.processes)
         merge = MergeConfig(
             base=config.model_file,
             tuned=[tuned.model],
@@ -99,48 +103,54 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
             precision=precision,
         )
 
-    chosen = BASE
+    searched = BASE
     weights = {BASE: WEIGHT_OF_GIVEN}
     if has_dev:
         measured = search_with(stages, config, texts, "choice", DEV, systems, dict.fromkeys(systems, WEIGHTS))
-        chosen = chosen_model(measured)
-        weights = {name: chosen_weight(measured, name) for name in {BASE: 0, chosen: 0}}
-    searched = chosen
-    if config.static is not None:
+        searched = chosen_model(measured)
+        weights = {name: chosen_weight(measured, name) for name in {BASE: 0, searched: 0}}
+
+    # The folder's own model is the chosen one, so that every command that opens the folder gets it.
+    keeping = replace(config, corpus=str(texts.corpus), model_file=systems[searched].model, out=str(out))
+    if config.static is None:
+        stages.run("model", f"keeping the {searched}", "adapt", keeping, [RUN_FILE], part=keep)
+    else:
+        what = f"distilling the {searched} into a static encoder of {config.static}"
+        stages.run("model", what, "adapt", keeping, [RUN_FILE], part=write_fitted)
         searched = STATIC
-        systems[STATIC] = System(str(out / "static" / "model"), "static_vectors")
-        fitting = replace(
-            config, corpus=str(texts.corpus), model_file=systems[chosen].model, out=str(out / "static")
-        )
-        what = f"distilling the {chosen} into a static encoder of {config.static}"
-        stages.run("static", what, "adapt", fitting, ["model"], part=write_fitted)
-        static = systems[STATIC]
-        embed_with_model(stages, config, static.vectors, texts.corpus, model=static.model, label=STATIC)
+        systems[STATIC] = System(str(AdaptFolder(out).model), "vectors")
+        embed_with_model(stages, config, "vectors", texts.corpus, label=STATIC)
         weights[STATIC] = WEIGHT_OF_GIVEN
         if has_dev:
-            only = {STATIC: static}
-            of_static = search_with(stages, config, texts, "static_choice", DEV, only, {STATIC: WEIGHTS})
-            weights[STATIC] = chosen_weight(of_static, STATIC)
+            only = {STATIC: systems[STATIC]}
+            measured = search_with(stages, config, texts, "weight", DEV, only, {STATIC: WEIGHTS})
+            weights[STATIC] = chosen_weight(measured, STATIC)
+    weight = weights[searched]
 
-    used = {name: systems[name] for name in weights}
-    at = {name: [*{0.0: 0, 1.0: 0, weight: 0}] for name, weight in weights.items()}
     split = TEST if counts["test questions"] else DEV
     if counts[f"{split} questions"]:
-        measured = search_with(stages, config, texts, split, split, used, at)
-        print_results(measured, weights, searched, split)
+        used = {name: systems[name] for name in weights}
+        at = {name: sorted({0.0, 1.0, one}) for name, one in weights.items()}
+        print_results(search_with(stages, config, texts, split, split, used, at), weights, searched, split)
     if not has_dev:
         print(
-            f"\n{counts['labelled questions']:,} labelled questions are too few to choose by, so the base model was not"
-            f" fine-tuned; from {LEAST_LABELS} on it is."
+            f"\n{counts['dev questions']} questions to choose by are too few, so the base model was not fine-tuned."
+            f" Some are held out for that from {LEAST_LABELS} labelled questions on."
         )
     elif split == DEV:
         print(
-            f"These questions chose the model and the weight, so their figures are too high. From {LEAST_FOR_TEST}"
-            " labelled questions on, some are held out for a test; test=FILE gives your own."
+            "These questions chose the model and the weight, so their figures are too high. From"
+            f" {LEAST_FOR_TEST} labelled questions on, some are held out for a test; test=FILE names others."
         )
-    system = systems[searched]
-    write_search(out, texts.corpus, weights[searched], model=system.model, vectors=system.vectors)
-    write_json(out / RESULT, {"model": searched, "hybrid_weight": weights[searched]}, note={})
+    write_search(out, texts.corpus, weight, vectors=systems[searched].vectors)
+    write_json(out / RESULT, {"model": searched, "hybrid_weight": weight}, note={})
+
+
+def keep(config: AdaptSettings) -> None:
+    """Writes the chosen model as the folder's own."""
+    folder = AdaptFolder(Path(str(config.out))).model
+    BiEncoder.load(str(config.model_file), torch.device("cpu")).save(folder / FITTED, overwrite=True)
+    write_run(folder, {"best_checkpoint": FITTED, "last_checkpoint": FITTED})
 
 
 def chosen_model(measured: Measured) -> str:

@@ -28,6 +28,8 @@ from dpr.storage.durable import durable_folder
 logger = get_logger(__name__)
 LEAST_LABELS = 50
 """Fewest labelled questions of which some are held out to choose by; with fewer, chance would choose."""
+LEAST_DEV = 12
+"""Fewest dev questions to choose by."""
 LEAST_FOR_TEST = 200
 """Fewest labelled questions of which some are held out for a test."""
 _HELD_OUT = {TEST: (0.2, 250, LEAST_FOR_TEST), DEV: (0.25, 250, LEAST_LABELS)}
@@ -64,9 +66,10 @@ def split_labels(config: AdaptSettings) -> None:
         [label for labels in by_split.values() for label in labels.values()], corpus
     )
     train = by_split[TRAIN]
-    if not any(label.found for label in train.values()):
-        expected = f"the texts of passages of {corpus}"
-        raise InputError("none of its passages is in the corpus", file=config.train, expected=expected)
+    for split, labels in by_split.items():
+        if labels and not any(label.found for label in labels.values()):
+            expected = f"the texts of passages of {corpus}"
+            raise InputError("none of its passages is in the corpus", file=given[split], expected=expected)
     for split in (DEV, TEST):  # files that are given are used as they are, so training gives way
         for key in by_split[split]:
             train.pop(key, None)

@@ -14,9 +14,13 @@ from dpr.preparation.settings import FolderSettings
 
 @dataclass
 class AdaptSettings(DeviceSettings):
-    """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable with the
-    hybrid of encoder and BM25. The hybrid's weight is chosen on pseudo-questions of documents held back from
-    training. Rerun the same command to resume, and after the corpus has changed."""
+    """Makes a corpus searchable with the hybrid of BM25 and an encoder adapted to it. Rerun the same command to
+    resume, and after an input has changed.
+
+    Without labels, the encoder is trained on pairs cut from the corpus, and the hybrid's weight is chosen on
+    pseudo-questions of documents held back from training. With labelled questions (train=FILE), a given model
+    is fine-tuned on them. Questions held out choose whether the result is used, and others test it.
+    """
 
     EXAMPLES: ClassVar[str] = """\
 dpr adapt corpus.jsonl
@@ -30,13 +34,14 @@ dpr adapt corpus.jsonl model_file=models/e5-small train=pairs.tsv
     out: str | None = setting(None, path="folder")
     """Folder to write; absent = runs/<name of CORPUS>."""
     model_file: str | None = setting(None, also=("model",), path="input")
-    """Folder or name of a model. One that was trained for retrieval gets a linear layer, fitted to the
-    corpus; a backbone alone is trained on pairs. Absent = a static encoder, trained from scratch."""
+    """Folder or name of a model. Without train, one that was trained for retrieval gets a linear layer, fitted
+    to the corpus; a backbone alone is trained on pairs. Absent = a static encoder, trained from scratch."""
     train: str | None = setting(None, path="input")
-    """Labelled questions to fine-tune model_file on: a file or folder in any format that dpr prepare reads.
-    Their passages are those of CORPUS. Questions are held out by passage, to choose by and to test."""
+    """Labelled questions to fine-tune model_file on, in any format that dpr prepare reads; the texts of their
+    positives are compared with those of CORPUS. Some are held out, passage by passage, for dev and test."""
     dev: str | None = setting(None, path="input")
-    """Labelled questions to choose by; absent = a quarter of those of train."""
+    """Labelled questions for the choice of the model and the hybrid's weight; absent = a quarter of those of
+    train."""
     test: str | None = setting(None, path="input")
     """Labelled questions for the test; absent = a fifth of those of train, if there are 200."""
     static: str | None = setting(None, choices=("questions", "both"))

@@ -25,7 +25,7 @@ from dpr.core.logs import details_in, get_logger
 from dpr.core.settings import Settings, drop_unused, leaves, overrides
 from dpr.core.stopping import SignalBlock, describe
 from dpr.formats.run_folders import RUN_FILE, problems_below
-from dpr.storage.durable import remove_folder, write_json
+from dpr.storage.durable import CHECKSUM, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.locks import LOCK_FILE, locked
 from dpr.storage.outputs import require_writable
@@ -199,9 +199,8 @@ class Stages:
             if reasons:
                 logger.warning("rerunning %s and all later stages: %s", name, ", ".join(reasons))
                 remove_folder(folder)
-        elif others := [
-            path.name for path in folder.glob("[!.]*")
-        ]:  # not left by a killed run, which writes the record first
+        # A killed run leaves the record first, and before that its checksum.
+        elif others := {path.name for path in folder.glob("[!.]*")} - {RECORD + CHECKSUM}:
             hint = "move the folder away, or name another one by out="
             raise InputError(
                 f"holds other files ({min(others)}), but a stage needs this folder", file=folder, hint=hint

@@ -16,7 +16,6 @@ from dpr.adaptation.settings import AdaptSettings
 from dpr.cli.main import main
 from dpr.evaluation.ranking_metrics import values_of
 from dpr.formats.question_sets import read_qrels
-from dpr.retrieval.search_json import SearchSettings
 from dpr.training.settings import TrainNode
 from tests.helpers.tiny import sentence, tiny_model
 
@@ -188,7 +187,7 @@ def test_static_towers_learn_the_vectors_of_a_model(
     assert commands == ["adapt", "embed"] * 3 and stored.read_bytes() == content
 
 
-LABELLED = ["adapt", "train", "merge", "embed", "embed", "embed", "adapt", "adapt"]
+LABELLED = ["adapt", "train", "merge", "embed", "embed", "embed", "adapt", "adapt", "adapt"]
 
 
 def write_labels(file: Path, count: int, *, corpus: str = "corpus.jsonl") -> None:
@@ -231,16 +230,15 @@ def test_labelled_questions_tune_the_model_and_choose_what_is_searched(
     commands.clear()
     assert main(line) == 0 and commands == []
     assert main([*line, "static=both"]) == 0
-    assert commands == [*LABELLED[:-1], "adapt", "embed", "adapt", "adapt"]
+    assert commands == [*LABELLED[:-1], "embed", "adapt", "adapt"]
     assert "static encoder" in capsys.readouterr().out
-    searched = BiEncoder(str(SearchSettings.read(Path("runs/x")).model_file))
-    assert searched.ctx_model.config.model_type == "static"
+    assert BiEncoder("runs/x").ctx_model.config.model_type == "static"
 
     commands.clear()
     write_labels(tmp_path / "labels.tsv", 40)
     capsys.readouterr()
-    assert main(line) == 0 and commands == ["adapt", "embed"]
-    assert "too few to choose by" in capsys.readouterr().out
+    assert main(line) == 0 and commands == ["adapt", "embed", "adapt"]
+    assert "to choose by are too few" in capsys.readouterr().out
     assert json.loads(Path("runs/x/adapted.json").read_text()) == {
         "model": "base model",
         "hybrid_weight": 0.5,
@@ -302,6 +300,24 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     told = capsys.readouterr()
     assert "could not be read" not in told.out
     assert "and all later stages: " in told.err
+
+
+def test_given_questions_of_a_folder_tune_a_given_model(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_documents(tmp_path / "docs")
+    tiny_model(tmp_path / "base", pooling="mean", normalize=True, shared=True).save(tmp_path / "given")
+    rng = random.Random(1)
+    texts = [
+        text for page in (tmp_path / "docs").glob("*.md") for text in page.read_text().split("\n\n")[2::2]
+    ]
+    rows = [f"{' '.join(rng.sample(text.split(), 4))}?\t{text.strip()}\n" for text in texts * 2]
+    (tmp_path / "faq.tsv").write_text("".join(rows))
+    assert main(["quickstart", "docs", "questions=faq.tsv", "encoder=given", "device=cpu"]) == 0
+    assert commands == ["prepare", *LABELLED[1:]]
+    told = capsys.readouterr().out
+    assert "36 test questions, with 95 % intervals:" in told and "favours the encoder" not in told
+    assert main(["search", "runs/docs", texts[0]]) == 0
 
 
 def test_a_folder_with_too_few_questions_is_searched_by_bm25(
