@@ -115,7 +115,7 @@ _LINES = {
     "get_train_dataloader": "trainer.micro_batches() yields the batches",
     "hyperparameter_search": "make a trainer for each value, with an output_dir of its own",
     "adam_beta1 adam_beta2": "adam_betas='(0.9, 0.999)'",
-    "warmup_ratio": "warmup_steps=N; absent = a tenth of the run's steps",
+    "warmup_ratio warmup_steps": "absent = a tenth of the run's steps, warmup_steps=N = N steps",
     "load_best_model_at_end": "BiEncoder.load(output_dir) is the best checkpoint; leave it out",
     "greater_is_better logging_strategy save_strategy do_train do_eval remove_unused_columns overwrite_output_dir": "leave it out",
     "report_to run_name project logging_dir": (
@@ -214,8 +214,6 @@ def written_here(name: str, value: Any, known: Collection[str]) -> str:
     if name == "warmup_steps" and 0 < value < 1:  # a share of the steps in newer versions of transformers
         return ""
     value = getattr(value, "value", value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     here = name if f"train.{name}" in known or name in known else name_here_of(name, known)
     here = here.replace("train.", "")
     setting, _, fixed = here.partition("=")

@@ -43,7 +43,6 @@ from dpr.models.towers import BATCH_TOKENS
 
 QuestionLike = str | Question | Mapping[str, Any]
 PassageLike = str | Passage | Mapping[str, Any]
-Devices = str | torch.device | Sequence[str | torch.device]
 
 
 class BiEncoder(SentenceTransformersNames):
@@ -115,10 +114,7 @@ class BiEncoder(SentenceTransformersNames):
         """
         kinds = (str, Question, Mapping)
         given = checked_items(texts, kinds, "encode_questions", "a text or a dictionary with 'question'")
-        tensorizer = self.tensorizer
-        if (before := self._prompt(prompt, prompt_name)) is not None:
-            tensorizer = copy(tensorizer)
-            tensorizer.set_text_settings(replace(tensorizer.text, query_prompt=before))
+        tensorizer = self._prompted("query_prompt", prompt, prompt_name)
         sequences = tensorizer.question_tokens([_question_text(each) for each in given])
         vectors = self._encoded("questions", sequences, "question", **options)
         return vectors[0] if isinstance(texts, kinds) else vectors
@@ -144,10 +140,7 @@ class BiEncoder(SentenceTransformersNames):
         kinds = (str, Passage, Mapping)
         expected = "a text, a Passage or a dictionary with 'text' and 'title'"
         given = checked_items(passages, kinds, "encode_passages", expected)
-        tensorizer = self.tensorizer
-        if (before := self._prompt(prompt, prompt_name)) is not None:
-            tensorizer = copy(tensorizer)
-            tensorizer.set_text_settings(replace(tensorizer.text, passage_prompt=before))
+        tensorizer = self._prompted("passage_prompt", prompt, prompt_name)
         sequences = tensorizer.passage_tokens([passage_of(each) for each in given])
         vectors = self._encoded("passages", sequences, "ctx", **options)
         return vectors[0] if isinstance(passages, kinds) else vectors
@@ -180,17 +173,24 @@ class BiEncoder(SentenceTransformersNames):
         text = self.tensorizer.text
         return {"query": text.query_prompt, "document": text.passage_prompt} | text.prompts
 
-    def _prompt(self, prompt: str | None, name: str | None) -> str | None:
-        """Returns the text that is asked for, None for the model's own. A single word that is no name is
-        refused, because it is a misspelt name: as a text, it would run into the text behind it."""
-        known = self._prompts()
-        if prompt is not None and not (prompt.isascii() and prompt.isidentifier()):
-            return prompt
-        name = name if prompt is None else prompt
-        if name is None or name in known:
-            return known.get(str(name))
-        as_text = "" if prompt is None else f"; a text ends with a space or a colon: prompt='{prompt}: '"
-        raise ConfigError(f"the model has no prompt named {name}; it has {', '.join(known)}{as_text}")
+    def _prompted(self, key: str, prompt: str | None, name: str | None) -> Tensorizer:
+        """Returns the tokenizer, with the text or the named prompt that is asked for as its prompt ``key``.
+
+        A single word that is no name is refused, because it is probably a misspelt name: as a text, it would run into the
+        text behind it.
+        """
+        if prompt is None or (prompt.isascii() and prompt.isidentifier()):
+            known = self._prompts()
+            name = prompt or name
+            if name is None:
+                return self.tensorizer
+            if name not in known:
+                as_text = f"; a text ends with a space or a colon: prompt='{prompt}: '" if prompt else ""
+                raise ConfigError(f"the model has no prompt named {name}; it has {', '.join(known)}{as_text}")
+            prompt = known[name]
+        tensorizer = copy(self.tensorizer)
+        tensorizer.set_text_settings(replace(tensorizer.text, **{key: prompt}))
+        return tensorizer
 
     def _encoded(
         self,
@@ -207,8 +207,8 @@ class BiEncoder(SentenceTransformersNames):
         truncate_dim: int | None = None,
         precision: str | torch.dtype | None = None,
         output_value: str | None = "sentence_embedding",
-        device: Devices | None = None,
-        devices: Sequence[str | torch.device] | None = None,
+        device: Any = None,
+        devices: Any = None,
         **others: Any,
     ) -> np.ndarray | Tensor | list[Tensor]:
         if output_value != "sentence_embedding":
@@ -440,7 +440,7 @@ class BiEncoder(SentenceTransformersNames):
         if has_table:
             model.use_static_questions()
         model.keep_dimensions(truncate_dim or 0)
-        return model if device is None else model.to(device)
+        return model.to(device or model.device)
 
     def use_static_questions(self) -> None:
         """Replaces the question tower by a static embedding table.

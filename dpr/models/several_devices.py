@@ -21,7 +21,7 @@ import torch
 
 from dpr.core.batch import TokenBatch, plan_token_batches
 from dpr.core.compute_settings import autocast
-from dpr.core.errors import DprError, LostRankError, first_line
+from dpr.core.errors import LostRankError, first_line
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.models.settings import TowerOptions
 from dpr.models.towers import Towers
@@ -66,8 +66,7 @@ def encode_on_devices(
     function returns or raises.
 
     Raises:
-        DprError: a process failed, for example because its device has too little memory.
-        LostRankError: a process was killed.
+        LostRankError: a process failed or was killed, for example because its device has too little memory.
     """
     names = [str(torch.device(each)) for each in devices]
     # Parts consist of whole forward passes, so every text is encoded together with the same others as on a
@@ -85,7 +84,7 @@ def encode_on_devices(
     dtype = next(model.parameters()).dtype
     context = get_context("spawn")  # threads of libraries do not survive a fork
     processes: list[BaseProcess] = []
-    running: dict[Any, tuple[int, np.ndarray]] = {}
+    running: dict[Any, np.ndarray] = {}
     with TemporaryDirectory() as folder:
         model.save(Path(folder, "model"))
         try:
@@ -93,33 +92,28 @@ def encode_on_devices(
                 here, there = context.Pipe()
                 given = (there, load, Path(folder, "model"), model.options, name, dtype, threads, options)
                 process = context.Process(target=_serve, args=given, daemon=True)
-                with _interrupts_kept(), _script_hidden():
+                with _started_apart():
                     process.start()
                 there.close()
-                running[here] = len(processes), parts.pop(0)
+                running[here] = parts.pop(0)
                 processes.append(process)
-            for connection, (_, rows) in running.items():
+            for connection, rows in running.items():
                 _send(connection, tokens, rows)
             while running:
                 ready: list[Any] = wait([*running])
                 for connection in ready:
-                    number, rows = running.pop(connection)
+                    rows = running.pop(connection)
                     try:
                         answer = connection.recv()
                     except (EOFError, ConnectionError):
-                        processes[number].join()
-                        raise LostRankError(
-                            f"the process that encodes on {names[number]} was killed (exit code"
-                            f" {processes[number].exitcode}), possibly because memory ran out; name fewer"
-                            " devices, or give a smaller batch_tokens"
-                        ) from None
+                        answer = "a process was killed, possibly because memory ran out"
                     if isinstance(answer, str):
-                        raise DprError(f"encoding on {names[number]} failed: {answer}")
+                        raise LostRankError(f"encoding failed: {answer}")
                     result[rows] = answer
                     on_batch(len(rows), int(tokens.lengths[rows].sum()))
                     if parts:
-                        running[connection] = number, parts.pop(0)
-                        _send(connection, tokens, running[connection][1])
+                        running[connection] = parts.pop(0)
+                        _send(connection, tokens, running[connection])
         finally:
             for each in processes:
                 each.kill()
@@ -156,7 +150,7 @@ def _serve(
             connection.send(options.vectors(model, tokens, lambda *_: None).cpu().numpy())
     except Exception as error:
         with suppress(ConnectionError):  # the other process has ended
-            connection.send(f"{type(error).__name__}: {first_line(error)}")
+            connection.send(f"{device}: {type(error).__name__}: {first_line(error)}")
 
 
 def _end_with_parent() -> None:
@@ -166,25 +160,15 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _interrupts_kept() -> Iterator[None]:
-    """Makes processes that are started in the block leave Ctrl-C to this one, which ends them."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
+def _started_apart() -> Iterator[None]:
+    """Makes processes that are started in the block leave Ctrl-C to this one, which ends them, and keeps them
+    from running the user's script again."""
     resource_tracker.ensure_running()  # otherwise the first process starts it, which ends the block of signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _script_hidden() -> Iterator[None]:
-    """Keeps processes that are started in the block from running the user's script again."""
     script = sys.modules["__main__"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = script
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -132,8 +132,9 @@ class BiEncoderTrainer(Trainer):
         _require("output_dir", output_dir, str | Path, "the folder of the run, e.g. output_dir='runs/first'")
         if loss is not None:
             wanted = "an object of a class that implements dpr.Loss, or leave it out, for in-batch negatives"
-            name = loss.__name__ if isinstance(loss, type) else type(loss).__name__
-            line = hint(name) or "; temperature=0.05 is a scale of 20"
+            line = (
+                hint(getattr(loss, "__name__", type(loss).__name__)) or "; temperature=0.05 is a scale of 20"
+            )
             _require("loss", loss, Loss, f"{wanted}{line}")
         callbacks = listed(callbacks)
         validations = listed(validations)

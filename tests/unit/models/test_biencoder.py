@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import CheckpointError, ConfigError, DprError, InputError
+from dpr.core.errors import CheckpointError, ConfigError, InputError, LostRankError
 from dpr.core.records import Passage, Question
 from dpr.embedding.encode import fit_to_vectors
 from dpr.embedding.job import embed_shard
@@ -294,7 +294,7 @@ def test_processes_on_several_devices_give_equal_vectors(
     expected = model.encode(texts, batch_size=2)
     found = model.encode(texts, batch_size=2, device=["cpu", "cpu"])
     np.testing.assert_array_equal(found, expected)
-    with pytest.raises(DprError, match="encoding on meta failed"):
+    with pytest.raises(LostRankError, match="encoding failed: meta: "):
         model.encode(texts, devices=["meta"])
 
     def interrupted(connections: Any) -> Any:
