@@ -20,7 +20,7 @@ _LINES = {
     "tokenize": "model.tokenizer(texts) tokenises",
     "evaluate eval Evaluator InformationRetrievalEvaluator model_card_data": (
         "dpr evaluate and dpr retrieve compute the metrics of retrieval, dpr.evaluate_questions those of"
-        " rankings; the evaluators of sentence-transformers take dpr.to_sentence_transformer(model)"
+        " rankings; the evaluators of sentence-transformers take the model"
     ),
     "MultipleNegativesRankingLoss CachedMultipleNegativesRankingLoss": (
         "the default loss uses in-batch negatives (loss= names others); temperature=0.05 is its scale of 20"
@@ -110,6 +110,7 @@ _LINES = {
     "optimizers optimizer_cls_and_kwargs optim optim_args lr_scheduler lr_scheduler_kwargs": (
         "the optimizer is AdamW; learning_rate, lr_schedule, warmup_steps, weight_decay, adam_betas set it"
     ),
+    "args": "trainer.settings has the settings",
     "state": "trainer.progress has the step, the metrics and the best checkpoint",
     "log log_metrics save_metrics": "output_dir has metrics.jsonl; a dpr.Callback logs more",
     "get_train_dataloader": "trainer.micro_batches() yields the batches",
