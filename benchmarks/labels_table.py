@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.adapt_trained import METRIC, Collection
 from benchmarks.labels import THEIRS, Record, split
+from dpr.adaptation.choices import WEIGHT_OF_GIVEN
 from dpr.adaptation.labelled import (
     AVERAGE,
     BASE,
@@ -313,9 +314,9 @@ def simulation(out: Path, num_labels: int, recipes: Sequence[str] | None, draws:
         for recipe, record in results.items():
             names = [name.replace(" ", "-") for name in recipes or [recipe]]
             if recipe in names and "average" in record:
-                average = np.subtract(record["average"]["1"], base["1"])
-                tuned = np.subtract(record["tuned"]["1"], base["1"])
-                measured.append((average, tuned))
+                measured.append(
+                    (score(record["average"]) - score(base), score(record["tuned"]) - score(base))
+                )
     parts = [f"## The rule, {len(measured)} runs, {draws} draws of each. The margin is {MARGIN:g}."]
     parts += ["### Measured differences", real_table(measured, draws)]
     for num_questions in DEV_QUESTIONS:
@@ -323,6 +324,11 @@ def simulation(out: Path, num_labels: int, recipes: Sequence[str] | None, draws:
         parts.append(f"### {num_questions} dev questions: {what}")
         parts.append(shifted_table(measured, num_questions, draws))
     return "\n\n".join(parts)
+
+
+def score(values: Mapping[str, list[float]]) -> np.ndarray:
+    """Returns what a question counts for the choice: the mean of the model alone and its hybrid."""
+    return (np.array(values["1"]) + np.array(values[f"{WEIGHT_OF_GIVEN:g}"])) / 2
 
 
 def drawn(

@@ -1,9 +1,9 @@
 """The stages of ``dpr adapt train=`` after the labelled questions are split: fine-tune the given model, choose on
 the dev questions what to search with, and test that once.
 
-Every choice searches the whole corpus. Another model replaces the given one only if it is better by more than
-``MARGIN`` standard errors of the difference, question by question. How often this goes wrong is measured
-(benchmarks/results/labels.md).
+Every choice searches the whole corpus. Another model replaces the given one only if it is better, alone and as
+hybrid taken together, by more than ``MARGIN`` standard errors of the difference, question by question. How
+often this goes wrong is measured (benchmarks/results/labels.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from dpr.adaptation.choices import (
     open_bm25,
     write_search,
 )
-from dpr.adaptation.encoder_stages import FITTED, RESULT, embed_with_model, write_fitted
+from dpr.adaptation.encoder_stages import RESULT, embed_with_model, write_fitted
 from dpr.adaptation.labels import LEAST_DEV, LEAST_FOR_TEST, LEAST_LABELS
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import AdaptFolder, Stages
@@ -111,12 +110,21 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
         weights = {name: chosen_weight(measured, name) for name in {BASE: 0, searched: 0}}
 
     # The folder's own model is the chosen one, so that every command that opens the folder gets it.
-    keeping = replace(config, corpus=str(texts.corpus), model_file=systems[searched].model, out=str(out))
+    whole = replace(config, corpus=str(texts.corpus), out=str(out))
     if config.static is None:
-        stages.run("model", f"keeping the {searched}", "adapt", keeping, [RUN_FILE], part=keep)
+        kept = searched.replace(" ", "_")
+        outputs = [RUN_FILE, kept]
+
+        def keep(config: AdaptSettings) -> None:
+            model = BiEncoder.load(systems[searched].model, torch.device("cpu"))
+            model.save(AdaptFolder(out).model / kept, overwrite=True)
+            write_run(AdaptFolder(out).model, {"best_checkpoint": kept, "last_checkpoint": kept})
+
+        stages.run("model", f"keeping the {searched}", "adapt", whole, outputs, part=keep)
     else:
         what = f"distilling the {searched} into a static encoder of {config.static}"
-        stages.run("model", what, "adapt", keeping, [RUN_FILE], part=write_fitted)
+        distilling = replace(whole, model_file=systems[searched].model)
+        stages.run("model", what, "adapt", distilling, [RUN_FILE], part=write_fitted)
         searched = STATIC
         systems[STATIC] = System(str(AdaptFolder(out).model), "vectors")
         embed_with_model(stages, config, "vectors", texts.corpus, label=STATIC)
@@ -146,19 +154,22 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     write_json(out / RESULT, {"model": searched, "hybrid_weight": weight}, note={})
 
 
-def keep(config: AdaptSettings) -> None:
-    """Writes the chosen model as the folder's own."""
-    folder = AdaptFolder(Path(str(config.out))).model
-    BiEncoder.load(str(config.model_file), torch.device("cpu")).save(folder / FITTED, overwrite=True)
-    write_run(folder, {"best_checkpoint": FITTED, "last_checkpoint": FITTED})
-
-
 def chosen_model(measured: Measured) -> str:
     """Returns the average or the fine-tuned model if it is better than the base model, and the latter also
-    better than the average; else the base model."""
+    better than the average; else the base model. A question counts by the mean of the model alone and its
+    hybrid, since people search with either."""
+    both = {
+        name: [
+            (alone + hybrid) / 2
+            for alone, hybrid in zip(
+                values_of(measured[name, 1.0]), values_of(measured[name, WEIGHT_OF_GIVEN]), strict=True
+            )
+        ]
+        for name in (BASE, AVERAGE, TUNED)
+    }
     chosen = BASE
     for name in (AVERAGE, TUNED):
-        if is_better(measured[name, 1.0], measured[chosen, 1.0]):
+        if is_better(both[name], both[chosen]):
             chosen = name
     return chosen
 
@@ -166,13 +177,13 @@ def chosen_model(measured: Measured) -> str:
 def chosen_weight(measured: Measured, name: str) -> float:
     """Returns the weight with the best hybrid if it is better than the default weight, else that."""
     best = max(WEIGHTS, key=lambda weight: measured[name, weight].metrics[METRIC])
-    is_chosen = is_better(measured[name, best], measured[name, WEIGHT_OF_GIVEN])
+    is_chosen = is_better(values_of(measured[name, best]), values_of(measured[name, WEIGHT_OF_GIVEN]))
     return best if is_chosen else WEIGHT_OF_GIVEN
 
 
-def is_better(run: MetricsFile, than: MetricsFile) -> bool:
+def is_better(values: Sequence[float], than: Sequence[float]) -> bool:
     """True if the mean difference of the questions exceeds ``MARGIN`` of its standard errors."""
-    difference = estimate([b - a for a, b in zip(values_of(than), values_of(run), strict=True)])
+    difference = estimate([ours - theirs for ours, theirs in zip(values, than, strict=True)])
     return difference.mean > MARGIN * math.sqrt(difference.variance)
 
 
@@ -249,9 +260,8 @@ def search_with(
                     "hybrid": "linear",
                     "hybrid_weight": weight,
                 }
-                evaluator.write_report(
-                    stages.out / stage / files[name, weight], metadata, asked, rankings, judged
-                )
+                file = stages.out / stage / files[name, weight]
+                evaluator.write_report(file, metadata, asked, rankings, judged, note={})
 
     searching = replace(config, corpus=str(texts.corpus), out=str(stages.out))
     what = f"searching the corpus with the {split} questions"

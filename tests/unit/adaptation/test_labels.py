@@ -126,8 +126,11 @@ def measured(**differences: list[float]) -> Measured:
         return MetricsFile("dev", 40, {"ndcg@10": sum(values) / 40}, {}, each)
 
     by_name = {BASE: [0.0] * 40, AVERAGE: [0.0] * 40, TUNED: [0.0] * 40} | differences
-    made = {(name, 1.0): run([0.5 + one for one in each]) for name, each in by_name.items()}
-    return made | {(BASE, weight): run([0.5 + (weight == 0.7) * 0.1] * 40) for weight in WEIGHTS}
+    return {
+        (name, weight): run([0.5 + one + (weight == 0.7) * 0.1 for one in each])
+        for name, each in by_name.items()
+        for weight in WEIGHTS
+    }
 
 
 def test_another_model_must_be_better_by_more_than_chance() -> None:
@@ -140,3 +143,7 @@ def test_another_model_must_be_better_by_more_than_chance() -> None:
     assert chosen_model(measured(**{AVERAGE: better, TUNED: [one + 0.01 for one in better]})) == TUNED
     assert chosen_model(measured(**{AVERAGE: [-one for one in better], TUNED: half})) == BASE
     assert chosen_weight(measured(), BASE) == 0.7
+    # a gain of the model alone does not count if its hybrid loses as much
+    lost = measured(**{TUNED: better})
+    lost[TUNED, 0.5] = measured(**{TUNED: [-one for one in better]})[TUNED, 0.5]
+    assert chosen_model(lost) == BASE

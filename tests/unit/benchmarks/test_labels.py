@@ -9,6 +9,7 @@ from benchmarks import labels_table
 from benchmarks.adapt_trained import Collection
 from benchmarks.labels import settings_of, split, training_pairs
 from benchmarks.labels_table import Draws, metrics_of
+from dpr.adaptation.choices import WEIGHT_OF_GIVEN
 from dpr.adaptation.labelled import AVERAGE, BASE, MARGIN, TUNED, WEIGHTS, chosen_model
 from dpr.core.records import Passage
 
@@ -58,9 +59,13 @@ def test_the_simulated_rule_is_the_rule_of_adapt() -> None:
     chosen = []
     for row in range(len(average)):
         measured = {
-            (BASE, 1.0): metrics_of([0.0] * 30),
-            (AVERAGE, 1.0): metrics_of(average[row].tolist()),
-            (TUNED, 1.0): metrics_of(tuned[row].tolist()),
+            (name, weight): metrics_of(values)
+            for weight in (WEIGHT_OF_GIVEN, 1.0)
+            for name, values in (
+                (BASE, [0.0] * 30),
+                (AVERAGE, average[row].tolist()),
+                (TUNED, tuned[row].tolist()),
+            )
         }
         chosen.append(chosen_model(measured))
     assert set(chosen) == {BASE, AVERAGE, TUNED}
@@ -95,4 +100,4 @@ def test_tables_of_results(tmp_path: Path) -> None:
     assert "+0.020 (+0.020 to +0.020) | +0.020 (+0.020 to +0.020) |" in text, "ours less theirs"
     assert "| theirs-2e-5 | 2 | 3.0 (1.00) | 1.0 (1.00) | 10.0 (2.00) |" in text
     simulated = labels_table.simulation(tmp_path, 60, None, 10)
-    assert "| 25 | 1 | 1.000 | 0.000 | +0.1100 | +0.1100 |" in simulated
+    assert "| 25 | 1 | 1.000 | 0.000 | +0.0825 | +0.0825 |" in simulated
