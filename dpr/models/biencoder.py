@@ -189,7 +189,8 @@ class BiEncoder(SentenceTransformersNames):
                 raise ConfigError(f"the model has no prompt named {name}; it has {', '.join(known)}{as_text}")
             prompt = known[name]
         tensorizer = copy(self.tensorizer)
-        tensorizer.set_text_settings(replace(tensorizer.text, **{key: prompt}))
+        stated: Any = {key: prompt}
+        tensorizer.set_text_settings(replace(tensorizer.text, **stated))
         return tensorizer
 
     def _encoded(

@@ -43,11 +43,6 @@ class SentenceTransformersNames(Towers):
         return SimpleNamespace(set_evaluation_metrics=lambda *_, **__: None)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Returns the type of the weights."""
-        return next(self.parameters()).dtype
-
-    @property
     def similarity_fn_name(self) -> str:
         """Returns ``cosine`` if vectors have length 1, else ``dot``. In both cases the score is the product
         of two vectors."""
