@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.data.pairs import PseudoPairs as PseudoPairs
     from dpr.data.settings import DataSetSettings as DataSetSettings
     from dpr.data.training_data import TrainingData as TrainingData
+    from dpr.evaluation.comparison import compare as compare
     from dpr.evaluation.ranking_metrics import evaluate_questions as evaluate_questions
     from dpr.evaluation.ranking_metrics import format_table as format_table
     from dpr.evaluation.ranking_metrics import mean_metrics as mean_metrics
@@ -50,12 +51,14 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.losses.protocol import Loss as Loss
     from dpr.losses.protocol import LossResult as LossResult
     from dpr.losses.protocol import Term as Term
+    from dpr.mining.hard_negatives import mine_hard_negatives as mine_hard_negatives
     from dpr.models.biencoder import BiEncoder as BiEncoder
     from dpr.models.biencoder import TowerOptions as TowerOptions
     from dpr.models.pooling import MeanPooling as MeanPooling
     from dpr.models.settings import EncoderSettings as EncoderSettings
     from dpr.preparation.new_encoder import EncoderShape as EncoderShape
     from dpr.preparation.new_encoder import new_encoder as new_encoder
+    from dpr.retrieval.evaluation import evaluate as evaluate
     from dpr.retrieval.hits import Hit as Hit
     from dpr.retrieval.retriever import Retriever as Retriever
     from dpr.training.bi_encoder_trainer import BiEncoderTrainer as BiEncoderTrainer
@@ -87,6 +90,7 @@ _MODULES = {
     "dpr.data.settings": "DataSetSettings",
     "dpr.data.pairs": "PairMaker PseudoPairs",
     "dpr.data.training_data": "TrainingData",
+    "dpr.evaluation.comparison": "compare",
     "dpr.evaluation.ranking_metrics": "evaluate_questions format_table mean_metrics",
     "dpr.evaluation.significance": "paired_test",
     "dpr.export.sentence_transformers": "to_sentence_transformer",
@@ -98,10 +102,12 @@ _MODULES = {
     "dpr.integrations.mteb": "MtebModel",
     "dpr.losses.candidates": "score_matrix",
     "dpr.losses.protocol": "Loss LossResult Term",
+    "dpr.mining.hard_negatives": "mine_hard_negatives",
     "dpr.models.biencoder": "BiEncoder TowerOptions",
     "dpr.models.pooling": "MeanPooling",
     "dpr.models.settings": "EncoderSettings",
     "dpr.preparation.new_encoder": "EncoderShape new_encoder",
+    "dpr.retrieval.evaluation": "evaluate",
     "dpr.retrieval.hits": "Hit",
     "dpr.retrieval.retriever": "Retriever",
     "dpr.training.bi_encoder_trainer": "BiEncoderTrainer",
@@ -124,7 +130,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is there
             )
         from dpr.core.other_names import hint
 
-        if name != "export" and (line := hint(name)):
+        if name != "export" and name not in _HOME and (line := hint(name)):
             raise ImportError(f"dpr has no {name}{line}")
         if name not in _HOME:
             raise AttributeError(f"module 'dpr' has no attribute {name!r}")

@@ -261,7 +261,7 @@ def search_with(
                     "hybrid_weight": weight,
                 }
                 file = stages.out / stage / files[name, weight]
-                evaluator.write_report(file, metadata, asked, rankings, judged, note={})
+                evaluator.write_report(file, metadata, asked, judged, note={})
 
     searching = replace(config, corpus=str(texts.corpus), out=str(stages.out))
     what = f"searching the corpus with the {split} questions"

@@ -18,14 +18,18 @@ _LINES = {
     "SentenceTransformer CrossEncoder": "dpr.BiEncoder(name_or_folder) opens a model of sentence-transformers",
     "InputExample": "a training set may be a list of (question, passage), with negatives behind them",
     "tokenize": "model.tokenizer(texts) tokenises",
-    "evaluate eval Evaluator InformationRetrievalEvaluator model_card_data": (
-        "dpr evaluate and dpr retrieve compute the metrics of retrieval, dpr.evaluate_questions those of"
-        " rankings; the evaluators of sentence-transformers take the model"
+    "evaluate eval Evaluator InformationRetrievalEvaluator EvaluateRetrieval model_card_data": (
+        "dpr.evaluate(model, queries, corpus, qrels) computes the metrics of retrieval, dpr.evaluate_questions those"
+        " of rankings; the evaluators of sentence-transformers take the model"
     ),
+    "relevant_docs relevant": "qrels={question id: {passage id, ...}}",
     "MultipleNegativesRankingLoss CachedMultipleNegativesRankingLoss": (
         "the default loss uses in-batch negatives (loss= names others); temperature=0.05 is its scale of 20"
     ),
-    "mine_hard_negatives": "dpr mine train.jsonl corpus=corpus.tsv out=mined.jsonl model_file=FOLDER mines hard negatives",
+    "mine_hard_negatives": "dpr.mine_hard_negatives(pairs, model, corpus=passages) mines hard negatives",
+    "num_negatives": "per_question=5",
+    "range_min range_max": "from_rank=11, to_rank=50 take ranks 11 to 50",
+    "relative_margin absolute_margin max_score": "max_relative_score=0.95 is a relative margin of 0.05",
     "encode index": "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches",
     "start_multi_process_pool stop_multi_process_pool encode_multi_process pool chunk_size": (
         'encode(texts, devices=["cuda:0", "cuda:1"]) starts a process for each device; encode(texts) uses all'

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.settings import suggestion
+from dpr.core.paths import user_path
+from dpr.core.settings import listed, suggestion
 from dpr.evaluation.page_text import cut
 from dpr.evaluation.ranking_metrics import heading_of, headline_names, tested_columns, text_table
 from dpr.evaluation.significance import (
@@ -21,7 +23,7 @@ from dpr.evaluation.significance import (
     mean_of,
     paired_test,
 )
-from dpr.formats.metrics_files import MetricsFile, PerQuestion
+from dpr.formats.metrics_files import MetricsFile, PerQuestion, read_metrics
 
 _NUM_CHANGED = 20
 _TEXT_LIMIT = 90
@@ -75,8 +77,7 @@ def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> l
     for name in wanted:
         if name not in common:
             raise ConfigError(
-                f"--metrics {name} is not in all of these files for two questions or"
-                f" more{suggestion(name, common)}"
+                f"metrics={name} is not in all of these runs for two questions or more{suggestion(name, common)}"
             )
     return list(wanted) or [name for name in tested_columns() if name in common] or common
 
@@ -116,6 +117,39 @@ def differences(
     return [
         MetricDifference(*key, test, adjusted.get(test, 1.0)) for key, test in zip(family, tests, strict=True)
     ]
+
+
+class Comparison(dict[str, PairedTest]):
+    """Paired tests by metric, which print as the table of ``dpr compare``."""
+
+    differences: Sequence[MetricDifference]
+
+    def __repr__(self) -> str:
+        return difference_table(self.differences)
+
+
+def compare(
+    first: MetricsFile | str | Path, second: MetricsFile | str | Path, *, metrics: str | Sequence[str] = ()
+) -> Comparison:
+    """Tests the differences of two results of ``dpr.evaluate``, or metrics files, over the same questions.
+
+    Args:
+        metrics: names of the metrics to test; empty = those that ``dpr compare`` tests. Holm's correction
+            covers all of them.
+
+    Raises:
+        InputError: they are about different questions.
+        ConfigError: a metric is not in both.
+    """
+    runs = {
+        label: run if isinstance(run, MetricsFile) else read_metrics(user_path(run))
+        for label, run in (("first", first), ("second", second))
+    }
+    names = metrics_to_test(runs, listed(metrics))
+    compared = differences({"": {label: run.each for label, run in runs.items() if run.each}}, names)
+    tests = Comparison({one.metric: one.test for one in compared})
+    tests.differences = compared
+    return tests
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:

@@ -59,6 +59,7 @@ class Evaluator:
             judgements too, the names of these metrics begin with ``answer_``.
         only_answered: True if metrics by answers leave out questions without answers; otherwise these count
             as 0.
+        metrics: names of the metrics to measure, by answers too; empty = all.
     """
 
     questions: Sequence[Question]
@@ -66,6 +67,7 @@ class Evaluator:
     answer_match: str | None = None
     num_docs: int = 100
     only_answered: bool = False
+    metrics: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.qrels is not None:
@@ -97,7 +99,7 @@ class Evaluator:
             InputError: no question has a relevant passage.
         """
         run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
-        names = metric_names(self.num_docs)
+        names = self.metrics or metric_names(self.num_docs)
         metrics: dict[str, float] = {}
         values: dict[str, dict[str, float]] = {}
         right = has_answer = None
@@ -236,12 +238,17 @@ class Evaluator:
         file: Path,
         metadata: Mapping[str, Any],
         texts: Sequence[str],
-        rankings: Sequence[Ranking],
         judged: Judged,
         *,
         note: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes a metrics file.
+        """Writes a metrics file. The arguments are those of ``report``."""
+        write_metrics(file, *self.report(metadata, texts, judged), note=note)
+
+    def report(
+        self, metadata: Mapping[str, Any], texts: Sequence[str], judged: Judged
+    ) -> tuple[dict[str, Any], PerQuestion]:
+        """Returns the content of a metrics file.
 
         Args:
             metadata: the questions, the search and its settings, stored unchanged in the file.
@@ -263,7 +270,7 @@ class Evaluator:
         }
         ids = [question.id for question in self.questions]
         values = {name: [of.get(key) for key in ids] for name, of in judged.values.items()}
-        write_metrics(file, report, PerQuestion(ids, list(texts), values), note=note)
+        return report, PerQuestion(ids, list(texts), values)
 
 
 def without_own_ids(questions: Sequence[Question], rankings: Sequence[Ranking], k: int) -> list[Any]:

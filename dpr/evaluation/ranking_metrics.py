@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 
 Ranking = Sequence[tuple[str, float]]
 """Passage ids with scores, best first."""
@@ -82,6 +82,22 @@ def metric_names(num_docs: int) -> list[str]:
     """Returns the names of all metrics of rankings of ``num_docs`` passages."""
     names = [name for metric in METRICS for name in metric.named(metric.cutoffs)]
     return [name for name in names if cutoff_of(name) <= num_docs]
+
+
+def checked_names(wanted: Iterable[str]) -> list[str]:
+    """Returns names of metrics, at any cut-offs, in small letters.
+
+    Raises:
+        ConfigError: there is no such metric.
+    """
+    has_cutoff = {metric.name: metric.cutoffs != (0,) for metric in METRICS}
+    names = [name.lower() for name in wanted]
+    for name in names:
+        kind, _, k = name.partition("@")
+        if has_cutoff.get(kind) != k.lstrip("0").isdecimal():
+            known = ", ".join(metric_names(1))
+            raise ConfigError(f"metrics: {name} is not measured; choose {known}, or other cut-offs")
+    return names
 
 
 def shown_names() -> list[str]:

@@ -16,8 +16,9 @@ from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.formats.delimited import are_names, named_columns, table_form, table_rows, wrong_columns
+from dpr.formats.given_records import made_from
 from dpr.formats.id_hashes import repeated_hashes
-from dpr.formats.passage_records import field_of, origin_record, passage_in
+from dpr.formats.passage_records import field_of, origin_record, passage_in, passage_of
 from dpr.formats.record_fields import PASSAGE_IDS, PASSAGE_TEXTS, QUESTION_IDS, QUESTIONS, TITLES, normal_name
 from dpr.formats.record_files import has_records, is_csv_name, is_json_name, read_records
 from dpr.formats.text_input import located
@@ -67,6 +68,17 @@ def read_passages(
                 f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}"
             )
         yield replace(passage, id=whole) if id_prefix else passage
+
+
+def given_passages(given: Any) -> Iterator[Passage]:
+    """Returns the passages of a file, of a dictionary (texts or records by id), or of a list or table.
+
+    Raises:
+        InputError: a passage cannot be used.
+    """
+    if isinstance(given, str | Path):
+        return read_passages(given)
+    return made_from(given, "passage", passage_of)
 
 
 def check_unique_ids(file: Path, columns: Columns = DEFAULT_COLUMNS) -> int:

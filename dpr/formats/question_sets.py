@@ -4,12 +4,15 @@ and the relevance judgements of their passages (BEIR, TREC)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import Question
 from dpr.formats.delimited import named_columns, table_form, table_rows, wrong_columns
+from dpr.formats.given_records import made_from, values_by_id
 from dpr.formats.passage_records import first_id
 from dpr.formats.record_fields import (
     ANSWERS,
@@ -21,12 +24,14 @@ from dpr.formats.record_fields import (
     answers_in,
     checked_answers,
     name_in,
+    normal_name,
     require_name,
     string_of,
 )
 from dpr.formats.record_files import has_records, is_csv_name, read_records
 from dpr.formats.text_input import located
 from dpr.formats.text_output import durable_text, require_word, write_json_lines
+from dpr.storage.untrusted import describe
 
 _ASKED = {"questions": (*QUESTIONS, "text")}
 _ASKED_WITH = {"ids": QUESTION_IDS, "answers": ANSWERS}
@@ -86,12 +91,43 @@ def read_questions(
 def _record_questions(path: Path, question_attr: str, answers_attr: str, id_attr: str) -> Iterator[Question]:
     for index, (line, value) in enumerate(read_records(path)):
         with located(path, line):
-            name = require_name(value, (question_attr, *QUESTIONS, "text"), "question")
-            text = string_of(value[name], name)
-            key = first_id(value, (id_attr, *QUESTION_IDS), default=str(index))
-            name = name_in(value, (answers_attr, *ANSWERS))
-            answers = checked_answers(value[name] if name else None)
-        yield Question(text, key, answers, line)
+            question = question_of(value, str(index), question_attr, answers_attr, id_attr)
+        yield replace(question, line=line)
+
+
+def question_of(
+    record: Any,
+    number: str,
+    question_attr: str = "question",
+    answers_attr: str = "answers",
+    id_attr: str = "id",
+) -> Question:
+    """Returns the question in a text, a dictionary or a Question, with the id ``number`` if it has none.
+
+    Raises:
+        ValueError: it is none of these, or a value of the dictionary cannot be used.
+    """
+    if isinstance(record, Question):
+        return record
+    value = {"text": record} if isinstance(record, str) else record
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{describe(record)}, expected a text, a dictionary with 'text', or a Question")
+    name = require_name(value, (question_attr, *QUESTIONS, "text"), "question")
+    text = string_of(value[name], name)
+    key = first_id(value, (id_attr, *QUESTION_IDS), default=number)
+    name = name_in(value, (answers_attr, *ANSWERS))
+    return Question(text, key, checked_answers(value[name] if name else None))
+
+
+def given_questions(given: Any) -> list[Question]:
+    """Returns the questions of a file, of a dictionary (texts or records by id), or of a list or table.
+
+    Raises:
+        InputError: a question cannot be used, or an id occurs twice.
+    """
+    if isinstance(given, str | Path):
+        return read_questions(given)
+    return list(made_from(given, "question", question_of))
 
 
 def _csv_questions(path: Path, columns: tuple[int, int, int]) -> Iterator[Question]:
@@ -151,6 +187,39 @@ def read_qrels(path: str | Path) -> Qrels:
     if not qrels:
         raise InputError("no rows", file=file, expected="at least one judgement")
     return qrels
+
+
+def given_qrels(given: Any) -> Qrels:
+    """Returns the judgements of a file; of a dictionary from question ids to ids of relevant passages, or to
+    grades by passage id; or of a list or table of questions, passages and maybe grades.
+
+    Raises:
+        InputError: a judgement cannot be used.
+    """
+    if isinstance(given, str | Path):
+        return read_qrels(given)
+    found = values_by_id(given)
+    qrels: Qrels = {}
+    for row in _graded(found) if isinstance(found, Mapping) else found:
+        values = row
+        if isinstance(row, Mapping):
+            named = {normal_name(str(name)): value for name, value in row.items()}
+            values = [named.get(name_in(named, names), 1) for names in JUDGED.values()]
+        question, *_, passage, grade = values if len(values) > 2 else (*values, 1)
+        number = grade_of(str(grade))
+        if number is None:
+            expected = "question, passage and an integer grade"
+            raise InputError(f"the judgement {' '.join(repr(row).split()):.100}", expected=expected)
+        qrels.setdefault(str(question), {})[str(passage)] = number
+    return qrels
+
+
+def _graded(by_question: Mapping[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    for question, relevant in by_question.items():
+        listed = [relevant] if isinstance(relevant, str | int) else relevant
+        grades = listed if isinstance(listed, Mapping) else dict.fromkeys(listed, 1)
+        for passage, grade in grades.items():
+            yield question, passage, grade
 
 
 def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> None:

@@ -18,7 +18,7 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.comparison import as_records, figures_of, rows_of
-from dpr.evaluation.evaluator import Evaluator, without_own_ids
+from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.ranking_metrics import (
     format_table,
     shown_names,
@@ -29,11 +29,11 @@ from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.ranking import Ranking
 from dpr.jobs.retrieve import passages_in, require_relevant
 from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import mention_bf16
 from dpr.retrieval.dense import DenseSide
+from dpr.retrieval.evaluation import facts_of, rankings_of
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import EvaluateConfig, IndexerConfig
@@ -150,7 +150,6 @@ def _evaluate_set(
     source = PassageSource(test_set.corpus, test_set.name, passage_prefix=options.passage_prefix or "")
     require_relevant(evaluator, [source])
 
-    # Both sides are searched once; the hybrid is made of their results.
     form = QuestionForm(prompt=options.prompt, query_prefix=options.query_prefix)
     queries = [form.query_text(question.text) for question in questions]
     sides: dict[str, Side] = {}
@@ -169,15 +168,15 @@ def _evaluate_set(
         index = ExactIndex(open_shards([report.folder]), device=model.device)
         dense = sides["dense"] = DenseSide(model, index, form=form)
         dense.warn_of_unknown_words(queries, str(test_set.queries))
-    depth = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
-    rankings: dict[str, list[Ranking]] = {}
-    for system, side in sides.items():
-        rankings[system] = side.retrieve(queries, depth + options.skip_same_id)
-        if options.skip_same_id:
-            rankings[system] = without_own_ids(questions, rankings[system], depth)
-    if "hybrid" in config.systems:
-        rankings["hybrid"] = fusion.fuse(rankings["dense"], rankings["bm25"], config.n_docs)
-    rankings = {system: [hits[: config.n_docs] for hits in rankings[system]] for system in config.systems}
+    rankings = rankings_of(
+        config.systems,
+        sides,
+        questions,
+        queries,
+        fusion=fusion,
+        k=config.n_docs,
+        skip_same_id=options.skip_same_id,
+    )
 
     needed = [ranking for listed in rankings.values() for ranking in listed] if evaluator.answer_match else []
     passages = require_passages([source], passages_in(needed))
@@ -187,12 +186,9 @@ def _evaluate_set(
     manifest = {"kind": "evaluation", "made_of": made_of}
     with durable_folder(target, overwrite=config.overwrite, metadata=manifest) as folder:
         for system, listed in rankings.items():
-            indexer = "bm25" if system == "bm25" else "exact"
-            metadata: dict[str, Any] = {"question_set": test_set.name, "indexer": indexer}
-            if system == "hybrid":
-                metadata |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
             judged = evaluator.evaluate(listed, passages)
-            evaluator.write_report(folder / f"{system}.json", metadata, texts, listed, judged)
+            facts = facts_of(system, test_set.name, fusion)
+            evaluator.write_report(folder / f"{system}.json", facts, texts, judged)
         try:
             for system, listed in rankings.items():
                 by_id = {question.id: hits for question, hits in zip(questions, listed, strict=True)}
@@ -223,7 +219,7 @@ def _evaluate_run_file(config: EvaluateConfig) -> None:
     name = Path(str(config.qrels)).name.partition(".")[0]
     if config.metrics_file:
         metadata = {"question_set": name, "indexer": "run file"}
-        evaluator.write_report(Path(config.metrics_file), metadata, list(qrels), rankings, judged, note={})
+        evaluator.write_report(Path(config.metrics_file), metadata, list(qrels), judged, note={})
     columns = {key: key for key in [*shown_names(), "map"]}
     print(f"{name}, {len(judged.judged_ids)} questions")
     print(format_table({Path(str(config.run_file)).name: judged.metrics}, columns))

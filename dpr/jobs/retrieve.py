@@ -160,7 +160,7 @@ def run(config: RetrievalConfig) -> None:
             metadata["index"] = {"recall": recall, "breadth": dense.index.breadth}
         if tried_weights:
             metadata["tried_weights"] = {f"{weight:g}": value for weight, value in tried_weights.items()}
-        evaluator.write_report(Path(config.metrics_file), metadata, texts, rankings, judged, note={})
+        evaluator.write_report(Path(config.metrics_file), metadata, texts, judged, note={})
     if config.search_folder:
         # Settings that search the same way. An index that was not saved would be built again for every
         # question.

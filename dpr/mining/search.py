@@ -36,7 +36,9 @@ from dpr.indexer.registry import IndexChoice, IndexTexts
 from dpr.indexer.saved import IndexStore
 from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.vectors import paired_dots, take_rows
+from dpr.mining.settings import MiningInputs
 from dpr.models.biencoder import BiEncoder
+from dpr.models.cross_encoder import CrossEncoder
 from dpr.storage.durable import MANIFEST, describe_file, durable_folder
 
 TRAINING_PASSAGES = "corpus.jsonl"
@@ -306,7 +308,7 @@ Search = LexicalSearch | DenseSearch
 
 
 def dense_search(
-    model_file: str,
+    model_file: BiEncoder | str | Path,
     config: ForwardSettings,
     *,
     encoder: CheckpointEncoderConfig | None = None,
@@ -325,7 +327,9 @@ def dense_search(
     if vectors and corpus is None:
         raise ConfigError("vectors belong to a corpus; name it with corpus=<file>")
     where = resolve_device(config.device)
-    model = BiEncoder.load(model_file, device=where, **(encoder or CheckpointEncoderConfig()).arguments())
+    model = model_file
+    if not isinstance(model, BiEncoder):
+        model = BiEncoder.load(model, device=where, **(encoder or CheckpointEncoderConfig()).arguments())
     model.tensorizer.text.question_prompt(prompt)
     shards = open_shards(vectors) if vectors else []
     fit_to_vectors(model, shards, model_file=f"model_file={model_file}")
@@ -339,7 +343,18 @@ def dense_search(
     return DenseSearch(
         model,
         shards=shards,
-        batch_tokens=config.batch_tokens or default_batch_tokens(where),
+        batch_tokens=config.batch_tokens or default_batch_tokens(model.device),
         precision=config.precision,
         prompt=prompt,
+    )
+
+
+def open_scorer(config: MiningInputs) -> CrossEncoder | None:
+    """Opens the cross-encoder of the settings, if they name one."""
+    if not config.cross_encoder:
+        return None
+    where = resolve_device(config.device)
+    batch_tokens = config.batch_tokens or default_batch_tokens(where)
+    return CrossEncoder.load(
+        config.cross_encoder, where, batch_tokens=batch_tokens, precision=config.precision
     )

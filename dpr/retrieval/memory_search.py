@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpr.indexer.vectors import ArraySource
     from dpr.models.biencoder import BiEncoder
 
-_ENCODED_AT_ONCE = 1024
+_ENCODED_AT_ONCE = 8192  # as by dpr embed, so that vectors in memory and in files have the same bits
 
 
 @dataclass
@@ -60,13 +60,20 @@ class MemorySearch:
         if again := next((passage.id for passage, _ in made if passage.id in self.passages), None):
             raise InputError(f"the id {again!r} is already in the corpus", expected="new ids")
         if self.model is not None:
+            from dpr.embedding.encode import (
+                TokenBudget,
+                default_batch_tokens,
+                encode_within_memory,
+                tokenize_passages,
+            )
             from dpr.indexer.vectors import ArraySource
 
             texts = [passage for passage, _ in made]
-            vectors = [
-                self.model.encode_passages(texts[start : start + _ENCODED_AT_ONCE])
-                for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding")
-            ]
+            budget = TokenBudget(default_batch_tokens(self.model.device))
+            vectors = []
+            for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding"):
+                tokens = tokenize_passages(self.model.tensorizer, texts[start : start + _ENCODED_AT_ONCE])
+                vectors.append(encode_within_memory(self.model, tokens, budget))
             ids = encode_ids([str(passage.id) for passage in texts])
             self._vectors.append(ArraySource(ids, np.concatenate(vectors)))
         self.passages |= {str(passage.id): passage for passage, _ in made}

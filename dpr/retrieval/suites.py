@@ -14,7 +14,8 @@ from dpr.core.logs import get_logger
 from dpr.core.paths import as_text, matching_paths, user_path
 from dpr.core.records import Passage, Question, composed, text_sha256
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import read_questions, write_qrels, write_questions
+from dpr.formats.question_sets import Qrels, read_questions, write_qrels, write_questions
+from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_input import read_yaml
 from dpr.formats.training_files.registry import look_at
 from dpr.formats.training_sets import open_training_set
@@ -159,8 +160,7 @@ def _test_set(
 
 
 def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfig) -> TestSet:
-    """Makes a test set from a file that lists relevant and irrelevant passages for each question. Each
-    different text is one passage of the corpus; a question of several rows is asked once."""
+    """Makes a test set from a file that lists relevant and irrelevant passages for each question."""
     if not options.columns and not look_at(file)[0]:
         raise InputError(
             "is not a test set",
@@ -172,31 +172,39 @@ def _of_training_data(file: Path, cache: Path, name: str, options: SuiteSetConfi
     made_of = json.dumps([content_sha256(file), sorted(options.columns.items())])
     folder = cache / f"{name}-{text_sha256(made_of)[:16]}"
     if not (folder / MANIFEST).is_file():
-        passages: dict[str, Passage] = {}
-        questions: dict[str, Question] = {}
-        qrels: dict[str, dict[str, int]] = {}
         samples = open_training_set(file, name=name, columns=options.columns)
-        for number in range(len(samples)):
-            sample = samples[number]
-            asked = questions.setdefault(
-                composed(sample.question), Question(sample.question, f"q{number}", sample.answers)
-            )
-            listed = [*sample.positives, *sample.hard_negatives, *sample.other_negatives]
-            for place, passage in enumerate(listed):
-                key = text_sha256(json.dumps([composed(passage.title), composed(passage.text)]))[:24]
-                passages.setdefault(key, Passage(passage.text, passage.title, key))
-                if place < len(sample.positives):
-                    qrels.setdefault(asked.id, {})[key] = 1
+        passages, questions, qrels = judged_samples(samples)
         with durable_folder(folder) as target:
             (target / "qrels").mkdir()
-            write_passages(target / "corpus.jsonl", passages.values())
-            write_questions(target / "queries.jsonl", questions.values())
+            write_passages(target / "corpus.jsonl", passages)
+            write_questions(target / "queries.jsonl", questions)
             write_qrels(target / "qrels" / "test.tsv", qrels)
-        logger.info(
-            "%s: its %d passages are the corpus; in a larger corpus, metrics are lower", file, len(passages)
-        )
     qrels_file = folder / "qrels" / "test.tsv"
     return TestSet(name, folder / "corpus.jsonl", folder / "queries.jsonl", qrels_file, options)
+
+
+def judged_samples(samples: TrainingSet) -> tuple[list[Passage], list[Question], Qrels]:
+    """Returns passages, questions and judgements of training data. Each different text is one passage of the
+    corpus; a question of several rows is asked once."""
+    passages: dict[str, Passage] = {}
+    questions: dict[str, Question] = {}
+    qrels: Qrels = {}
+    for number in range(len(samples)):
+        sample = samples[number]
+        asked = questions.setdefault(
+            composed(sample.question), Question(sample.question, f"q{number}", sample.answers)
+        )
+        for place, passage in enumerate(sample.passages):
+            key = text_sha256(json.dumps([composed(passage.title), composed(passage.text)]))[:24]
+            passages.setdefault(key, Passage(passage.text, passage.title, key))
+            if place < len(sample.positives):
+                qrels.setdefault(asked.id, {})[key] = 1
+    logger.info(
+        "%s: its %d passages are the corpus; in a larger corpus, metrics are lower",
+        samples.name,
+        len(passages),
+    )
+    return list(passages.values()), list(questions.values()), qrels
 
 
 def _is_set(folder: Path, split: str) -> bool:

@@ -115,7 +115,7 @@ def test_metrics_can_be_named_and_the_family_is_all_that_is_tested(
     printed = capsys.readouterr().out
     assert "2 runs against a: 3 judged questions; Holm over 4 comparisons" in printed
     assert "c, recall@5" in printed
-    with pytest.raises(ConfigError, match=r"--metrics mrr@11 .* did you mean mrr@10"):
+    with pytest.raises(ConfigError, match=r"metrics=mrr@11 .* did you mean mrr@10"):
         main([*files, "--metrics", "mrr@11"])
     with pytest.raises(InputError, match="no values of each question"):
         main([files[0], report(tmp_path, "old", questions=3, **{"mrr@10": 0.5})])

@@ -1,0 +1,51 @@
+"""``dpr.mine_hard_negatives``: the negatives of ``dpr mine``, from data in memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpr
+from dpr.formats.stored_training_set import TrainingSet
+from tests.helpers.jobs import command
+from tests.unit.mining.conftest import records, repeating_corpus
+
+
+@pytest.mark.parametrize("corpus", [True, False])
+def test_the_rows_are_those_of_the_command(
+    train: TrainingSet, corpus_file: Path, model_folder: Path, tmp_path: Path, corpus: bool
+) -> None:
+    """With a corpus given as a dictionary, and from the passages of the training data."""
+    given = {str(one.id): {"text": one.text, "title": one.title} for one in repeating_corpus()}
+    line = [str(tmp_path / "train.jsonl"), "per_question=3", "max_relative_score=0.95", "keep_within=30"]
+    line += [f"corpus={corpus_file}"] * corpus
+    settings: dict[str, Any] = {"per_question": 3, "max_relative_score": 0.95, "keep_within": 30}
+    settings |= {"corpus": given} if corpus else {}
+    for number, model in enumerate(("bm25", str(model_folder))):
+        more = [] if model == "bm25" else [f"model={model}"]
+        out = tmp_path / f"out{number}.jsonl"
+        assert command("mine")([*line, *more, f"out={out}"]) == 0
+        mined = dpr.mine_hard_negatives(train, model, **settings)
+        assert [*mined] == records(out) and any(row["hard_negative_ctxs"] for row in mined)
+        assert "negatives written" in repr(mined) and mined.audit["counts"]["questions"] == len(mined)
+    with_model = dpr.mine_hard_negatives(
+        records(tmp_path / "train.jsonl"), dpr.BiEncoder.load(model_folder), **settings
+    )
+    assert [*with_model] == [*mined]
+
+
+def test_a_trainer_takes_the_rows(train: TrainingSet, model_folder: Path, tmp_path: Path) -> None:
+    rows = dpr.mine_hard_negatives(train, per_question=2)
+    model = dpr.BiEncoder.load(model_folder)
+    trainer = dpr.BiEncoderTrainer(
+        model, train_sets=rows, output_dir=tmp_path / "run", batch_size=8, max_steps=1, hard_negatives=1
+    )
+    trainer.train()
+
+
+def test_settings_of_others_are_named(train: TrainingSet) -> None:
+    for name, message in (("num_negatives", "per_question"), ("out", "no argument 'out'")):
+        with pytest.raises(TypeError, match=message):
+            dpr.mine_hard_negatives(train, **{name: 3})
+    with pytest.raises(dpr.ConfigError, match="keep_within=200 is above to_rank=100"):
+        dpr.mine_hard_negatives(train, keep_within=200)
