@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Collection, Container, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 _LINES = {
@@ -11,7 +12,7 @@ _LINES = {
     "push_to_hub save_to_hub": "model.save(folder), then hf upload USER/NAME FOLDER",
     "export backend": "model.save(folder), then dpr export model_file=FOLDER to=onnx out=OTHER",
     "finetune fine-tune fine_tune": "dpr train train=finetune model=MODEL train_datasets=train.jsonl out=FOLDER",
-    "fit TrainingArguments SentenceTransformerTrainer SentenceTransformerTrainingArguments": (
+    "fit old_fit Trainer TrainingArguments SentenceTransformerTrainer SentenceTransformerTrainingArguments": (
         "BiEncoderTrainer(model, train_sets=..., output_dir=..., batch_size=32).train() trains"
     ),
     "SentenceTransformer CrossEncoder": "dpr.BiEncoder(name_or_folder) opens a model of sentence-transformers",
@@ -19,7 +20,7 @@ _LINES = {
     "tokenize": "model.tokenizer(texts) tokenises",
     "evaluate eval Evaluator InformationRetrievalEvaluator EvaluateRetrieval model_card_data": (
         "dpr.evaluate(model, queries, corpus, qrels) computes the metrics of retrieval, dpr.evaluate_questions those"
-        " of rankings; the evaluators of sentence-transformers take dpr.to_sentence_transformer(model)"
+        " of rankings; the evaluators of sentence-transformers take the model"
     ),
     "relevant_docs relevant": "qrels={question id: {passage id, ...}}",
     "MultipleNegativesRankingLoss CachedMultipleNegativesRankingLoss": (
@@ -30,26 +31,47 @@ _LINES = {
     "range_min range_max": "from_rank=11, to_rank=50 take ranks 11 to 50",
     "relative_margin absolute_margin max_score": "max_relative_score=0.95 is a relative margin of 0.05",
     "encode index": "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches",
-    "start_multi_process_pool stop_multi_process_pool encode_multi_process pool": (
-        "encode(texts) uses all cores of the machine; dpr embed under torchrun embeds on several GPUs"
+    "start_multi_process_pool stop_multi_process_pool encode_multi_process pool chunk_size": (
+        'encode(texts, devices=["cuda:0", "cuda:1"]) starts a process for each device; encode(texts) uses all'
+        " cores of the machine"
     ),
-    "truncate_dim matryoshka_dims": "model.keep_dimensions(256) cuts vectors; dimensions=[256, 64] of the trainer trains for it",
+    "truncate_dim matryoshka_dims truncate_embeddings truncate_sentence_embeddings": (
+        "encode(texts, truncate_dim=256) or model.keep_dimensions(256) cuts vectors; dimensions=[256, 64] of the"
+        " trainer trains for it"
+    ),
     "precision": "sentence_transformers.quantize_embeddings(vectors, 'int8'), or dpr embed out_dtype=int8",
-    "prompt": "put it before the texts; prompt_name=NAME takes one of the model's prompts",
-    "prompts default_prompt_name query_prefix passage_prefix query_instruction query_instruction_for_retrieval": (
+    "default_prompt_name": 'encode(texts, prompt_name="query"), or encode_questions(texts)',
+    "prompts query_prefix passage_prefix query_instruction query_instruction_for_retrieval": (
         'BiEncoder.load(name, prompts={"query": "query: ", "document": "passage: "}), or for a new model'
         ' EncoderSettings(query_prompt="query: ", passage_prompt="passage: ")'
     ),
     "temperature": "options=TowerOptions(temperature=0.05), or of the trainer: temperature=0.05",
-    "model_kwargs tokenizer_kwargs config_kwargs torch_dtype dtype attn_implementation": (
-        "model.to(torch.bfloat16) sets the type of weights, options=TowerOptions(...) how towers run"
+    "model_kwargs config_kwargs torch_dtype dtype attn_implementation": (
+        'encode(texts, precision="bf16") sets the arithmetic, model.to(torch.bfloat16) the type of weights,'
+        " options=TowerOptions(...) how towers run"
+    ),
+    "tokenizer_kwargs processor_kwargs preprocess get_max_seq_length": "model.max_seq_length = 256 sets the longest text in tokens",
+    "output_value": "encode returns one vector for each text; output_value stays sentence_embedding",
+    "aembed_query aembed_documents": "await asyncio.to_thread(model.embed_query, text)",
+    "cos_sim pytorch_cos_sim dot_score pairwise_cos_sim pairwise_dot_score normalize_embeddings SimilarityFunction": (
+        "model.similarity(questions, passages) computes the scores; sentence_transformers.util takes these vectors"
+    ),
+    "quantize_embeddings": "sentence_transformers.quantize_embeddings(vectors, 'int8') takes these vectors",
+    "paraphrase_mining community_detection": "sentence_transformers.util has it; it takes the vectors of model.encode(texts)",
+    "FlatIndex IndexFlatIP FaissIndex VectorStore InMemoryVectorStore FAISS": (
+        'Retriever.build(model, texts) searches, with indexer="hnsw32" approximately; indexes of faiss take these'
+        " vectors, and LangChain's stores take the model (embed_query, embed_documents)"
+    ),
+    "Embeddings HuggingFaceEmbeddings SentenceTransformerEmbeddings": (
+        "BiEncoder(folder) has embed_query and embed_documents, which LangChain's stores call"
     ),
     "trust_remote_code": "code in model folders is never run; leave it out",
     "similarity_fn_name": "BiEncoder.from_pretrained(name, EncoderSettings(normalize=True)) ranks by cosine",
     "cache_folder cache_dir token use_auth_token local_files_only revision": (
         "HF_HOME sets where models are kept, HF_TOKEN who downloads them; hf download --revision fetches a revision"
     ),
-    "pooling normalize": "settings=EncoderSettings(pooling=...), or settings=EncoderSettings(normalize=True)",
+    "pooling": "settings=EncoderSettings(pooling=...)",
+    "normalize": "encode(texts, normalize_embeddings=True), or for a new model settings=EncoderSettings(normalize=True)",
     "lora lora_r lora_rank lora_alpha lora_config peft_config LoraConfig add_adapter get_peft_model": (
         "encoder.adapter=lora trains adapters; from Python, the model is"
         ' BiEncoder.from_pretrained(name, EncoderSettings(adapter="lora", lora_rank=16))'
@@ -71,8 +93,46 @@ _LINES = {
     "top_k topk n limit n_results num_results": "k=5",
     "filter filters": 'where={"language": "en", "year": [2020, 2021]}',
     "hybrid alpha": 'mode="hybrid", weight=0.5',
-    "save_model": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
+    "save_model save_state": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
     "early_stopping_patience": "callbacks=[dpr.EarlyStopping(patience=3)]",
+    "TrainerCallback add_callback remove_callback pop_callback callback": (
+        "callbacks=[...] takes objects of a subclass of dpr.Callback: def on_step_end(self, run): run.progress.step"
+    ),
+    "TripletLoss MultipleNegativesSymmetricRankingLoss": (
+        "hard negatives of the data count in the default loss; symmetric_weight=1 scores both ways"
+    ),
+    "get_by_ids": "retriever.get(ids) returns passages",
+    "as_retriever batch similarity_search_with_score similarity_search_with_relevance_scores max_marginal_relevance_search": (
+        "retriever.search(question, k=5) returns hits, each with its score; a list of questions gives a list of lists"
+    ),
+    "MatryoshkaLoss": "dimensions=[384, 128, 64]",
+    "GISTEmbedLoss CachedGISTEmbedLoss": "guide=VECTORS (of dpr embed) leaves out likely false negatives",
+    "MarginMSELoss DistillKLDivLoss": "teacher_score in the data, with margin_mse_weight=1 or kl_weight=1",
+    "TripletEvaluator EmbeddingSimilarityEvaluator NanoBEIREvaluator RerankingEvaluator evaluator compute_metrics predict": (
+        "dev_sets=... and validations=[...] measure during training; evaluators of sentence-transformers take the model"
+    ),
+    "data_collator processing_class tokenizer model_init compute_loss_func preprocess_logits_for_metrics": (
+        "leave it out: the model has its tokenizer, loss= takes another loss"
+    ),
+    "optimizers optimizer_cls_and_kwargs optim optim_args lr_scheduler lr_scheduler_kwargs": (
+        "the optimizer is AdamW; learning_rate, lr_schedule, warmup_steps, weight_decay, adam_betas set it"
+    ),
+    "args": "trainer.settings has the settings",
+    "state": "trainer.progress has the step, the metrics and the best checkpoint",
+    "log log_metrics save_metrics": "output_dir has metrics.jsonl; a dpr.Callback logs more",
+    "get_train_dataloader": "trainer.micro_batches() yields the batches",
+    "hyperparameter_search": "make a trainer for each value, with an output_dir of its own",
+    "adam_beta1 adam_beta2": "adam_betas='(0.9, 0.999)'",
+    "warmup_ratio warmup_steps": "absent = a tenth of the run's steps, warmup_steps=N = N steps",
+    "load_best_model_at_end": "BiEncoder.load(output_dir) is the best checkpoint; leave it out",
+    "greater_is_better logging_strategy save_strategy do_train do_eval remove_unused_columns overwrite_output_dir": "leave it out",
+    "report_to run_name project logging_dir": (
+        "callbacks=[WeightsAndBiases()] of dpr.training.callbacks.trackers, or TensorBoard(folder)"
+    ),
+    "batch_sampler": "leave it out: a passage counts once per global batch",
+    "multi_dataset_batch_sampler": "train_sampling_rates=[1.0, 2.0] has a factor for each of train_sets",
+    "fsdp fsdp_config deepspeed": "sharding='fsdp2', under torchrun",
+    "use_cpu": "model.to('cpu')",
     "mini_batch_size": "grad_cache_tokens=16384 keeps the graphs of at most that many tokens",
     "-m multirun": "one command runs one job; loop over the values in the shell (docs/training.md)",
     "resume_from_checkpoint": "train() resumes the run that it finds in output_dir",
@@ -84,6 +144,10 @@ there."""
 _USED_BY_OTHERS = {
     "train.learning_rate": "lr",
     "train.precision=bf16": "bf16",
+    "train.precision=fp16": "fp16",
+    "train.adam_eps": "adam_epsilon",
+    "train.eval_at_start": "eval_on_start",
+    "train.deterministic": "full_determinism",
     "train.num_train_epochs": "epochs",
     "train.batch_size": "per_device_train_batch_size train_batch_size",
     "train.dev_batch_size": "per_device_eval_batch_size eval_batch_size",
@@ -131,11 +195,13 @@ _NAMES_IN_OTHERS = {name: settings for settings, names in _USED_BY_OTHERS.items(
 def refuse(arguments: Mapping[str, Any], where: str, known: Container[str] = ()) -> None:
     """Raises TypeError for all arguments that ``where`` does not have, except those that are None or
     ``known``."""
-    unknown = [name for name, value in arguments.items() if value is not None and name not in known]
-    if unknown:
-        raise TypeError(
-            f"{where} has no argument {'; nor '.join(repr(name) + hint(name) for name in unknown)}"
-        )
+    by_line: dict[str, list[str]] = {}
+    for name, value in arguments.items():
+        if value is not None and name not in known:
+            by_line.setdefault(hint(name), []).append(repr(name))
+    if by_line:
+        listed = (", ".join(names) + line for line, names in by_line.items())
+        raise TypeError(f"{where} has no argument {'; nor '.join(listed)}")
 
 
 def hint(name: str) -> str:
@@ -148,6 +214,42 @@ def name_here_of(key: str, known: Collection[str]) -> str:
     there are none."""
     named = _NAMES_IN_OTHERS.get(key, _NAMES_IN_OTHERS.get(key.rpartition(".")[2], "")).split(", ")
     return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
+
+
+def written_here(name: str, value: Any, known: Collection[str]) -> str:
+    """Returns the arguments to write from Python for one of another program, such as ``batch_size=8``; empty
+    if there are none. ``known`` are the names of settings."""
+    if name == "warmup_steps" and 0 < value < 1:  # a share of the steps in newer versions of transformers
+        return ""
+    value = getattr(value, "value", value)
+    here = name if f"train.{name}" in known or name in known else name_here_of(name, known)
+    here = here.replace("train.", "")
+    setting, _, fixed = here.partition("=")
+    if not here or "(" in fixed:
+        return here
+    if "," in here:
+        return here.replace(", ", " or ")
+    if fixed:
+        return f"{setting}={fixed!r}" if value else ""
+    shown = repr(value) if isinstance(value, str | int | float) else "..."
+    return f"{setting}={shown}"
+
+
+def translated(args: Any, known: Collection[str]) -> str:
+    """Returns the arguments to write for the ``TrainingArguments`` of transformers: for fields that differ
+    from their defaults, and those that have other defaults here."""
+    plain = type(args)(output_dir=args.output_dir)
+    plain.learning_rate = plain.per_device_train_batch_size = None
+    changed = {item.name: getattr(args, item.name) for item in fields(args)}
+    changed = {name: value for name, value in changed.items() if value != getattr(plain, name)}
+    lines = {name: written_here(name, value, known) for name, value in changed.items()}
+    written = [f"output_dir={args.output_dir!r}", *filter(None, lines.values())]
+    others = [
+        f"{name}{hint(name) or ' has no equivalent'}"
+        for name, line in lines.items()
+        if not line and changed[name] not in (None, False)
+    ]
+    return "; ".join([f"settings are given by name: {', '.join(dict.fromkeys(written))}", *others])
 
 
 def missing(holder: Any, name: str) -> Any:

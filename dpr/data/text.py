@@ -54,17 +54,17 @@ def decorate_passage(passage: Passage, prefix: str) -> Passage:
 def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: str) -> list[Any]:
     """Returns one item, several items, or the rows of a table as a list. Raises TypeError for anything of
     another kind."""
-    if isinstance(given, kinds) and not isinstance(given, Mapping):
+    if isinstance(given, kinds):
         return [given]
     given = rows_of(given)
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise TypeError(f"{method} takes {expected} or a list of them, not {type(given).__name__}")
+        raise TypeError(f"{method} takes {expected}, or a list of them, not {type(given).__name__}")
     items = list(given)
     for index, item in enumerate(items):
         if not isinstance(item, kinds):
             raise TypeError(
-                f"{method} takes {expected} or a list of them, but item {index} is of type"
-                f" {type(item).__name__}; of a table give one column"
+                f"{method} takes {expected}, or a list of them, but item {index} is of type"
+                f" {type(item).__name__}"
             )
     return items
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,15 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.compute_settings import PRECISIONS
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import ProgressBar
 from dpr.core.other_names import refuse
 from dpr.core.paths import with_home
-from dpr.core.records import Passage
+from dpr.core.records import Passage, Question
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats.model_folder import CONFIG, folder_or_name
 from dpr.formats.passage_records import passage_of
+from dpr.formats.record_fields import QUESTIONS, require_name, string_of
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import is_without_weights, load_backbone
 from dpr.models.folders.layouts import read_model
@@ -33,10 +36,12 @@ from dpr.models.properties import is_static
 from dpr.models.sentence_transformers_names import SentenceTransformersNames
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
+from dpr.models.several_devices import EncodingOptions, encode_on_devices
 from dpr.models.sources import local_model
 from dpr.models.tower_building import build_towers, table_beside, towers_of
 from dpr.models.towers import BATCH_TOKENS
 
+QuestionLike = str | Question | Mapping[str, Any]
 PassageLike = str | Passage | Mapping[str, Any]
 
 
@@ -74,65 +79,119 @@ class BiEncoder(SentenceTransformersNames):
 
     def encode_questions(
         self,
-        texts: str | Sequence[str],
+        texts: QuestionLike | Sequence[QuestionLike],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
         **options: Any,
     ) -> Any:
-        """Returns vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. The
-        model's ``query_prompt`` precedes them, or the one of its ``prompts`` that ``prompt`` or
-        ``prompt_name`` names.
+        """Returns vectors of questions, (Q, D) float32 in the given order; (D,) for a single one. Dictionaries,
+        and the rows of a table, are read by their names (``question``, ``query``, ``text``).
+
+        The model's ``query_prompt`` precedes the questions. ``prompt`` is another text before them, or the
+        name of one of the model's prompts; ``prompt_name`` is always a name.
 
         Keyword Args:
             batch_tokens: maximum number of tokens of a forward pass; texts of similar length are encoded
                 together.
             batch_size: maximum number of texts of a forward pass; 0 = no limit.
-            show_progress_bar: shows a bar on a terminal, log lines elsewhere.
+            show_progress_bar: shows a bar on a terminal and in a notebook, log lines elsewhere.
             convert_to_tensor: returns a tensor on the model's device instead of an array.
-            convert_to_numpy: the default; False needs ``convert_to_tensor``.
+            convert_to_numpy: the default; False returns a list of tensors.
             normalize_embeddings: scales vectors to length 1, whatever the model does.
+            truncate_dim: returns only the first dimensions. Vectors that the model scales to length 1 are
+                scaled after they are cut, as by ``keep_dimensions``.
+            precision: arithmetic of the forward passes: fp32, bf16 or fp16; absent = that of the surrounding
+                ``torch.autocast``, if any.
             device: device to which the model is moved first.
+            devices: starts a process for each of these devices (``["cuda:0", "cuda:1"]``, ``["cpu", "cpu"]``),
+                which end with the call. ``device`` takes such a list, too.
 
         Raises:
-            TypeError: something other than texts is given.
+            TypeError: something other than questions is given.
+            ValueError: a dictionary has no question.
+            ConfigError: there is no prompt of that name.
         """
-        questions = checked_items(texts, (str,), "encode_questions", "a text")
-        sequences = self.tensorizer.question_tokens(questions, prompt=prompt or prompt_name)
+        kinds = (str, Question, Mapping)
+        given = checked_items(texts, kinds, "encode_questions", "a text or a dictionary with 'question'")
+        tensorizer = self._prompted("query_prompt", prompt, prompt_name)
+        sequences = tensorizer.question_tokens([_question_text(each) for each in given])
         vectors = self._encoded("questions", sequences, "question", **options)
-        return vectors[0] if isinstance(texts, str) else vectors
+        return vectors[0] if isinstance(texts, kinds) else vectors
 
-    def encode_passages(self, passages: PassageLike | Sequence[PassageLike], **options: Any) -> Any:
+    def encode_passages(
+        self,
+        passages: PassageLike | Sequence[PassageLike],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        **options: Any,
+    ) -> Any:
         """Returns vectors of passages, or of texts without a title, (P, D) float32 in the given order; (D,)
-        for a single one. The model's ``passage_prompt`` precedes them. Dictionaries, and the rows of a table,
-        are read by their names (``text``, ``title``). The options are those of ``encode_questions``.
+        for a single one. Dictionaries, and the rows of a table, are read by their names (``text``,
+        ``title``). The model's ``passage_prompt`` precedes them; ``prompt``, ``prompt_name`` and all options
+        are those of ``encode_questions``.
 
         Raises:
             TypeError: something other than texts and passages is given.
             ValueError: a dictionary has no text.
+            ConfigError: there is no prompt of that name.
         """
-        given = checked_items(passages, (str, Passage, Mapping), "encode_passages", "a text or a Passage")
-        records = [passage_of(passage) for passage in given]
-        vectors = self._encoded("passages", self.tensorizer.passage_tokens(records), "ctx", **options)
-        return vectors[0] if isinstance(passages, str | Passage) else vectors
+        kinds = (str, Passage, Mapping)
+        expected = "a text, a Passage or a dictionary with 'text' and 'title'"
+        given = checked_items(passages, kinds, "encode_passages", expected)
+        tensorizer = self._prompted("passage_prompt", prompt, prompt_name)
+        sequences = tensorizer.passage_tokens([passage_of(each) for each in given])
+        vectors = self._encoded("passages", sequences, "ctx", **options)
+        return vectors[0] if isinstance(passages, kinds) else vectors
 
-    def encode(self, texts: Any, *, prompt_name: str | None = None, **options: Any) -> Any:
+    def encode(
+        self, texts: Any, *, prompt: str | None = None, prompt_name: str | None = None, **options: Any
+    ) -> Any:
         """Encodes texts as ``encode_passages`` does, under the name of sentence-transformers, if questions
         and passages are encoded alike. ``prompt_name`` chooses one: ``document``, ``query``, or the name of
-        another prompt of questions.
+        another prompt of questions. A ``prompt`` replaces that of the model.
 
         Raises:
-            ConfigError: ``sides_differ``, and ``prompt_name`` chooses none.
+            ConfigError: the model has two towers or two prompts, and neither is chosen.
         """
-        if prompt_name not in (None, "document"):
-            name = None if prompt_name == "query" else prompt_name
-            return self.encode_questions(texts, prompt=name, **options)
-        if prompt_name is None and self.sides_differ:
+        if prompt in self._prompts():
+            prompt_name = prompt
+            prompt = None
+        if prompt is None and prompt_name not in (None, "document"):
+            return self.encode_questions(texts, prompt_name=prompt_name, **options)
+        is_open = self.question_model is not self.ctx_model if prompt is not None else self.sides_differ
+        if prompt_name is None and is_open:
             raise ConfigError(
                 "this model encodes questions and passages differently; call encode_questions or"
                 " encode_passages"
             )
-        return self.encode_passages(texts, **options)
+        return self.encode_passages(texts, prompt=prompt, **options)
+
+    def _prompts(self) -> dict[str, str]:
+        """Returns the model's prompts by their names in sentence-transformers."""
+        text = self.tensorizer.text
+        return {"query": text.query_prompt, "document": text.passage_prompt} | text.prompts
+
+    def _prompted(self, key: str, prompt: str | None, name: str | None) -> Tensorizer:
+        """Returns the tokenizer, with the text or the named prompt that is asked for as its prompt ``key``.
+
+        A single word that is no name is refused, because it is probably a misspelt name: as a text, it would run into the
+        text behind it.
+        """
+        if prompt is None or (prompt.isascii() and prompt.isidentifier()):
+            known = self._prompts()
+            name = prompt or name
+            if name is None:
+                return self.tensorizer
+            if name not in known:
+                as_text = f"; a text ends with a space or a colon: prompt='{prompt}: '" if prompt else ""
+                raise ConfigError(f"the model has no prompt named {name}; it has {', '.join(known)}{as_text}")
+            prompt = known[name]
+        tensorizer = copy(self.tensorizer)
+        stated: Any = {key: prompt}
+        tensorizer.set_text_settings(replace(tensorizer.text, **stated))
+        return tensorizer
 
     def _encoded(
         self,
@@ -142,35 +201,50 @@ class BiEncoder(SentenceTransformersNames):
         *,
         batch_tokens: int = BATCH_TOKENS,
         batch_size: int = 0,
-        show_progress_bar: bool = False,
+        show_progress_bar: bool | None = False,
         convert_to_tensor: bool = False,
         convert_to_numpy: bool = True,
         normalize_embeddings: bool = False,
-        precision: str | None = "float32",
-        device: str | torch.device | None = None,
+        truncate_dim: int | None = None,
+        precision: str | torch.dtype | None = None,
+        output_value: str | None = "sentence_embedding",
+        device: Any = None,
+        devices: Any = None,
         **others: Any,
-    ) -> np.ndarray | Tensor:
-        refuse(others | {"precision": None if precision == "float32" else precision}, "encode()")
-        if device is not None:
-            self.to(device)
-        if not (convert_to_tensor or convert_to_numpy):
+    ) -> np.ndarray | Tensor | list[Tensor]:
+        if output_value != "sentence_embedding":
+            others["output_value"] = output_value
+        by_torch = {name: short for short, name in PRECISIONS.items()}
+        name = str(precision or "").removeprefix("torch.")
+        arithmetic = by_torch.get(name, name)
+        if arithmetic not in ("", *PRECISIONS):
+            others["precision"] = precision
+        refuse(others, "encode()")
+        if truncate_dim is not None and not 0 < truncate_dim <= self.dimension:
             raise ConfigError(
-                "convert_to_numpy=False needs convert_to_tensor=True; vectors come as one array or one tensor"
+                f"truncate_dim={truncate_dim}, but the model's vectors have {self.dimension} dimensions"
             )
+        if isinstance(device, str | torch.device):
+            self.to(device)
+        elif device is not None:
+            devices = device
+        options = EncodingOptions(encoder_type, batch_tokens, batch_size, arithmetic)
+        tokens = TokenBatch.from_lists(sequences)
         progress = ProgressBar(what, len(sequences), unit=what, quiet=not show_progress_bar)
         try:
-            vectors = self.encode_batch(
-                TokenBatch.from_lists(sequences),
-                encoder_type=encoder_type,
-                batch_tokens=batch_tokens,
-                max_sequences=batch_size,
-                on_batch=progress.advance,
-            ).float()
+            if devices:
+                vectors = encode_on_devices(self, BiEncoder.load, tokens, devices, options, progress.advance)
+            else:
+                vectors = options.vectors(self, tokens, progress.advance)
         finally:
             progress.close()
-        if normalize_embeddings:
+        if truncate_dim is not None:
+            vectors = vectors[:, :truncate_dim]
+        if normalize_embeddings or (truncate_dim is not None and self.settings.normalize):
             vectors = nn.functional.normalize(vectors, dim=-1)
-        return vectors if convert_to_tensor else vectors.cpu().numpy()
+        if convert_to_tensor:
+            return vectors.to(self.device)
+        return vectors.cpu().numpy() if convert_to_numpy else list(vectors)
 
     @classmethod
     def load(
@@ -186,6 +260,7 @@ class BiEncoder(SentenceTransformersNames):
         settings: EncoderSettings | None = None,
         text: GivenTextSettings | None = None,
         prompts: Mapping[str, str] | None = None,
+        truncate_dim: int | None = None,
         **others: Any,
     ) -> Self:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers,
@@ -203,6 +278,7 @@ class BiEncoder(SentenceTransformersNames):
             text: prompts, title template and apostrophe rule of a model that states none or, with
                 ``allow_other_prompts``, in place of its own.
             prompts: the same by the names query and document, as in sentence-transformers.
+            truncate_dim: dimensions that vectors are cut to (``keep_dimensions``).
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
@@ -213,11 +289,7 @@ class BiEncoder(SentenceTransformersNames):
             settings.check_values("encoder.")
         options = options or TowerOptions()
         if prompts is not None:
-            try:
-                texts = prompts_of({"prompts": prompts}, Path(path, CONFIG))
-            except CheckpointError as error:
-                raise ConfigError(f"BiEncoder.load(): {error.found}; give {error.expected}") from None
-            text = GivenTextSettings(allow_other_prompts=True, **texts)
+            text = GivenTextSettings(allow_other_prompts=True, **_given_prompts(prompts))
         folder = local_model(path)
         given = Given(settings or EncoderSettings(), pretrained_model_cfg, dropout, options.attention_dropout)
         parts, source = read_model(folder, given, special_tokens=special_tokens, trailing_sep=trailing_sep)
@@ -255,6 +327,7 @@ class BiEncoder(SentenceTransformersNames):
         model = cls(*towers, parts.tensorizer, own, options)
         model.load_weights(parts.weights, source=source)
         model.stored_temperature = stored
+        model.keep_dimensions(truncate_dim or 0)
         return model.to(device or "cpu").eval()
 
     @classmethod
@@ -290,6 +363,9 @@ class BiEncoder(SentenceTransformersNames):
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
+        device: str | torch.device | None = None,
+        prompts: Mapping[str, str] | None = None,
+        truncate_dim: int | None = None,
         **unknown: Any,
     ) -> Self:
         """Makes two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random
@@ -304,7 +380,15 @@ class BiEncoder(SentenceTransformersNames):
         options = options or TowerOptions()
         described = sentence_transformers_folder(name_or_folder) if pretrained else None
         if described is not None and settings is None:
-            return cls.load(described, options=options, dropout=dropout, special_tokens=special_tokens)
+            return cls.load(
+                described,
+                device,
+                options=options,
+                dropout=dropout,
+                special_tokens=special_tokens,
+                prompts=prompts,
+                truncate_dim=truncate_dim,
+            )
         settings = settings or EncoderSettings()
         named = (("settings", settings, EncoderSettings), ("options", options, TowerOptions))
         for name, given, kind in named:
@@ -348,13 +432,16 @@ class BiEncoder(SentenceTransformersNames):
         )
         if settings.pooling == "last":
             tensorizer.check_end_token()
+        if prompts is not None:
+            settings = replace(settings, **_given_prompts(prompts))
         settings = with_text_settings(tensorizer, settings)
         model = cls(*towers, tensorizer, settings, options)
         model.load_state_dict(others, strict=False)
         model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(source))
         if has_table:
             model.use_static_questions()
-        return model
+        model.keep_dimensions(truncate_dim or 0)
+        return model.to(device or model.device)
 
     def use_static_questions(self) -> None:
         """Replaces the question tower by a static embedding table.
@@ -378,3 +465,19 @@ class BiEncoder(SentenceTransformersNames):
             words[:, : vectors.shape[1]] = vectors.to(words)
         self.question_model = table.to(self.device, vectors.dtype).train(self.training)
         self.settings = replace(self.settings, shared=False, static_questions=True)
+
+
+def _question_text(question: QuestionLike) -> str:
+    if isinstance(question, str):
+        return question
+    if isinstance(question, Question):
+        return question.text
+    name = require_name(question, (*QUESTIONS, "text"), "question")
+    return string_of(question[name], name)
+
+
+def _given_prompts(prompts: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        return prompts_of({"prompts": prompts}, Path("prompts"))
+    except CheckpointError as error:
+        raise ConfigError(f"BiEncoder: {error.found}; give {error.expected}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,19 @@ class SentenceTransformersNames(Towers):
     def encode_document(self, texts: Any, **options: Any) -> Any:
         """Returns vectors of passages as ``encode_passages`` does."""
         return self.encode_passages(texts, **options)
+
+    def embed_query(self, text: str) -> list[float]:
+        """Returns the vector of a question as a list, under the name of LangChain's ``Embeddings``."""
+        return list(self.encode_questions(text).tolist())
+
+    def embed_documents(self, texts: Any) -> list[list[float]]:
+        """Returns the vectors of passages as lists, under the name of LangChain's ``Embeddings``."""
+        return list(self.encode_passages(texts).tolist())
+
+    @property
+    def model_card_data(self) -> Any:
+        """Returns an object that ignores the metrics which evaluators of sentence-transformers store."""
+        return SimpleNamespace(set_evaluation_metrics=lambda *_, **__: None)
 
     @property
     def similarity_fn_name(self) -> str:
@@ -78,6 +92,8 @@ class SentenceTransformersNames(Towers):
     def get_sentence_embedding_dimension(self) -> int:
         """Returns ``dimension``, under the name of sentence-transformers."""
         return self.dimension
+
+    get_embedding_dimension = get_sentence_embedding_dimension
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
+from dpr.core.logs import configure_by_default, get_logger
+from dpr.core.other_names import hint
 from dpr.core.paths import user_path
 from dpr.core.settings import drop_unused, listed, unused_note
 from dpr.core.user_classes import create_object
@@ -119,6 +121,9 @@ class BiEncoderTrainer(Trainer):
         config: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        configure_by_default(rank=current_ranks().rank)
+        if hasattr(train_sets, "per_device_train_batch_size"):  # the second argument of other trainers
+            options["args"] = train_sets
         settings = TrainingSettings.of(settings, **options)
         if unused := drop_unused(settings):
             logger.warning(unused_note(unused))
@@ -127,11 +132,17 @@ class BiEncoderTrainer(Trainer):
         _require("output_dir", output_dir, str | Path, "the folder of the run, e.g. output_dir='runs/first'")
         if loss is not None:
             wanted = "an object of a class that implements dpr.Loss, or leave it out, for in-batch negatives"
-            _require("loss", loss, Loss, f"{wanted}; temperature=0.05 is a scale of 20")
+            line = (
+                hint(getattr(loss, "__name__", type(loss).__name__)) or "; temperature=0.05 is a scale of 20"
+            )
+            _require("loss", loss, Loss, f"{wanted}{line}")
         callbacks = listed(callbacks)
         validations = listed(validations)
         for each in callbacks:
-            _require("one of callbacks", each, Callback, "an object of a subclass of dpr.Callback")
+            example = "class Mine(dpr.Callback), with def on_step_end(self, run): run.progress.step"
+            _require(
+                "one of callbacks", each, Callback, f"an object of a subclass of dpr.Callback: {example}"
+            )
         for each in validations:
             _require("one of validations", each, Validation, "an object of a subclass of dpr.Validation")
         folder = user_path(str(output_dir))

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpr.core.compute_settings import PRECISIONS
 from dpr.core.errors import ConfigError
-from dpr.core.other_names import hint, name_here_of
+from dpr.core.other_names import hint, translated, written_here
 from dpr.core.settings import (
     IDENTITY,
     MODEL,
@@ -303,9 +303,12 @@ class TrainingSettings(Settings):
         known = {*own, *_ARGUMENTS, *of_loss, *(f"train.{item.name}" for item in fields(base.train))}
         problems = []
         for name in sorted(values.keys() - {key.removeprefix("train.") for key in known}):
-            here = name_here_of(name, known)
-            near = f"; did you mean {here}?" if here else hint(name) or suggestion(name, known)
-            problems.append(f"there is no setting {name}{near.replace('train.', '')}")
+            if hasattr(values[name], "per_device_train_batch_size"):
+                problems.append(f"{name}: {translated(values[name], known)}")
+                continue
+            here = written_here(name, values[name], known)
+            near = f"; write {here}" if here else hint(name) or suggestion(name, known).replace("train.", "")
+            problems.append(f"there is no setting {name}{near}")
         if problems:
             raise ConfigError("\n".join(problems))
         settings = deepcopy(replace(base, **{name: values[name] for name in own & values.keys()}))

@@ -152,6 +152,8 @@ class Trainer(Run):
             StopRequested: a signal ended the run before its last step.
             DivergedError: the gradient was NaN or infinite in too many updates in a row.
         """
+        if others.get("resume_from_checkpoint") is True:  # as ever
+            del others["resume_from_checkpoint"]
         refuse(others, "train()")
         configure_by_default(rank=self.ranks.rank)
         try:

@@ -2,16 +2,21 @@
 
 import re
 from contextlib import nullcontext
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
+from datasets import Dataset
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import CheckpointError, ConfigError, InputError
-from dpr.core.records import Passage
+from dpr.core.errors import CheckpointError, ConfigError, InputError, LostRankError
+from dpr.core.records import Passage, Question
 from dpr.embedding.encode import fit_to_vectors
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -80,15 +85,31 @@ def test_a_single_text_gives_one_vector(folder: Path) -> None:
     assert model.encode_questions([]).shape == (0, model.dimension)
 
 
-@pytest.mark.parametrize(
-    "wrong", [None, 3, b"ba", {"text": "ba"}, ["ba", None], [("title", "text")], [["ba"]]]
-)
+@pytest.mark.parametrize("wrong", [None, 3, b"ba", ["ba", None], [("title", "text")], [["ba"]]])
 def test_what_is_no_text_is_a_type_error_that_says_what_is_taken(folder: Path, wrong: Any) -> None:
     model = tiny_model(folder, dtype=torch.float32)
-    with pytest.raises(TypeError, match="encode_questions takes a text or a list of them"):
+    with pytest.raises(
+        TypeError, match="encode_questions takes a text or a dictionary with 'question', or a list"
+    ):
         model.encode_questions(wrong)
-    with pytest.raises(TypeError, match="encode_passages takes a text or a Passage or a list of them"):
+    with pytest.raises(TypeError, match="encode_passages takes a text, a Passage or a dictionary"):
         model.encode_passages(wrong)
+
+
+@pytest.mark.parametrize("table", [pd.DataFrame, pl.DataFrame, pa.table, Dataset.from_dict])
+def test_tables_and_dictionaries_are_taken_alike(folder: Path, table: Any) -> None:
+    model = tiny_model(folder, dtype=torch.float32, shared=True)
+    expected = model.encode_questions(["ba be", "bi"])
+    for name in ("question", "query", "text"):
+        given = table({name: ["ba be", "bi"]})
+        np.testing.assert_array_equal(model.encode_questions(given), expected)
+    for encode in (model.encode_passages, model.encode, model.encode_document):
+        np.testing.assert_array_equal(encode(given), model.encode_passages(["ba be", "bi"]))
+    for one in ({"query": "ba be"}, Question("ba be", "7")):
+        np.testing.assert_allclose(model.encode_questions(one), expected[0], atol=1e-6)
+    assert model.encode_passages({"text": "ba", "title": "be"}).shape == (16,)
+    with pytest.raises(ValueError, match="no question among the keys"):
+        model.encode_questions(table({"other": ["ba"]}))
 
 
 def test_encode_is_for_models_with_one_tower(folder: Path) -> None:
@@ -213,8 +234,8 @@ def test_encoding_takes_the_options_of_sentence_transformers(
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
         assert "4 of 4" in caplog.text
         assert encode("ba", convert_to_tensor=True).shape == (model.dimension,)
-        with pytest.raises(ConfigError, match="convert_to_numpy=False needs convert_to_tensor=True"):
-            encode(texts, convert_to_numpy=False)
+        listed = encode(texts, convert_to_numpy=False)
+        assert type(listed) is list and torch.equal(torch.stack(listed), torch.from_numpy(encode(texts)))
         with pytest.raises(TypeError, match=r"encode\(\) has no argument 'batchsize'"):
             encode(texts, batchsize=3)
 
@@ -231,6 +252,58 @@ def test_encoding_takes_the_options_of_sentence_transformers(
 def test_wrong_settings_are_one_sentence(folder: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         BiEncoder.from_pretrained(str(folder), **given)
+
+
+def test_a_prompt_is_a_text_or_a_name(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "encoder", dtype=torch.float32, shared=True).save(tmp_path / "model")
+    plain = BiEncoder(tmp_path / "model")
+    model = BiEncoder(tmp_path / "model", prompts={"query": "ba: ", "document": "be: ", "web": "bi: "})
+    for given, before in (("web", "bi: "), ("query", "ba: "), ("ko ", "ko "), ("", ""), (None, "ba: ")):
+        found = model.encode_query(["ca"], prompt=given)
+        np.testing.assert_allclose(found, plain.encode_query([f"{before}ca"]), atol=1e-6)
+        if given is not None:
+            np.testing.assert_allclose(model.encode(["ca"], prompt=given), found, atol=1e-6)
+    found = model.encode_document(["ca"], prompt="ko: ")
+    np.testing.assert_allclose(found, plain.encode(["ko: ca"]), atol=1e-6)
+    np.testing.assert_array_equal(model.encode_query("ca", prompt="ko: ", prompt_name="web"), found[0])
+    for name in ("prompt", "prompt_name"):
+        with pytest.raises(ConfigError, match="no prompt named wbe; it has query, document, web"):
+            model.encode_query("ca", **{name: "wbe"})
+    assert model.encode_query(["ca"]).shape == model.encode_query(["ca"], prompt="ko: ").shape
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_call_can_cut_its_vectors_and_choose_its_arithmetic(tmp_path: Path, normalize: bool) -> None:
+    model = tiny_model(tmp_path, dtype=torch.float32, shared=True, normalize=normalize)
+    whole = model.encode(TEXTS)
+    cut = model.encode(TEXTS, truncate_dim=8)
+    fast = model.encode(TEXTS, precision="bf16")
+    assert fast.dtype == np.float32 and 0 < np.abs(fast - whole).max() < 0.1
+    np.testing.assert_array_equal(model.encode(TEXTS, precision="float32"), whole)
+    with pytest.raises(ConfigError, match="truncate_dim=17, but the model's vectors have 16"):
+        model.encode(TEXTS, truncate_dim=17)
+    model.keep_dimensions(8)
+    np.testing.assert_allclose(cut, model.encode(TEXTS), atol=1e-6)
+
+
+def test_processes_on_several_devices_give_equal_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(tmp_path, dtype=torch.float32, shared=True)
+    texts = ["ba be bi", "ko", "sa ba", "ko ku ba", "be"]
+    expected = model.encode(texts, batch_size=2)
+    found = model.encode(texts, batch_size=2, device=["cpu", "cpu"])
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(LostRankError, match="encoding failed: meta: "):
+        model.encode(texts, devices=["meta"])
+
+    def interrupted(connections: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpr.models.several_devices.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.encode(texts, devices=["cpu"])
+    assert not active_children()
 
 
 SHORT = ["ba be bi", "ko ku", "sa"]

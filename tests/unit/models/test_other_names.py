@@ -50,6 +50,15 @@ def test_a_model_is_made_by_its_folder(folder: Path) -> None:
 
 def test_similarity_and_names_of_encoding(folder: Path) -> None:
     model = BiEncoder(folder)
+    assert (
+        model.embed_documents(TEXTS) == model.encode(TEXTS).tolist() and type(model.embed_query("ba")) is list
+    )
+    own = EncoderSettings(sequence_length=24)
+    name = str(folder.parent / "encoder")
+    encoder = BiEncoder.from_pretrained(
+        name, own, pretrained=False, prompts={"query": "ba: "}, truncate_dim=8
+    )
+    assert encoder.settings.query_prompt == "ba: " and encoder.get_embedding_dimension() == 8
     questions = model.encode_query(TEXTS, prompt=None, prompt_name=None, truncate_dim=None, batch_size=2)
     passages = model.encode_document(TEXTS, convert_to_tensor=True, device="cpu", precision="float32")
     scores = model.similarity(questions, passages)
@@ -85,14 +94,16 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
     [
         (lambda model, _: model.save_pretrained("a"), "dpr.to_sentence_transformer(model).save_pretrained"),
         (lambda model, _: model.encode("ba", precision="int8"), "quantize_embeddings(vectors, 'int8')"),
-        (lambda model, _: model.encode("ba", truncate_dim=8), "model.keep_dimensions(256)"),
-        (lambda model, _: model.encode("ba", prompt="query: "), "put it before the texts"),
         (lambda _, folder: BiEncoder(folder, trust_remote_code=True), "code in model folders is never run"),
         (lambda _, folder: BiEncoder(folder, pooling="mean"), "settings=EncoderSettings(pooling=...)"),
         (lambda model, _: Retriever(model, ["ba"]), "Retriever.build(model, passages) makes one"),
         (lambda model, _: Retriever.build(model, ["ba"]).remove(["0"]), "search(question, ids=[...])"),
         (lambda *_: dpr.TrainingArguments, "BiEncoderTrainer(model, train_sets=..."),
-        (lambda *_: BiEncoder.from_pretrained("a", prompts={"query": ""}), "BiEncoder.load(name, prompts={"),
+        (lambda *_: BiEncoder("a", query_prefix="query: "), 'BiEncoder.load(name, prompts={"query"'),
+        (
+            lambda model, _: model.encode("ba", pool=1, chunk_size=2),
+            "'pool', 'chunk_size': encode(texts, devices=",
+        ),
         (lambda *_: BiEncoder("a", prompts={"query": 3}), "prompts is an object; give texts by name"),
         (lambda *_: EncoderSettings(query_prefix="query: "), 'EncoderSettings(query_prompt="query: "'),
         (lambda model, _: model.add_adapter(None), 'EncoderSettings(adapter="lora", lora_rank=16)'),

@@ -40,7 +40,7 @@ def test_a_saved_model_applies_its_prompts(tmp_path: Path) -> None:
         )
         expected = plain.encode_passages([Passage("da de di", "bi bo do du"), Passage("bi bo fa fe")])
         np.testing.assert_array_equal(each.encode_passages(PASSAGES), expected)
-    with pytest.raises(ConfigError, match="prompt=news is not a prompt of the model; it has code, web"):
+    with pytest.raises(ConfigError, match="no prompt named news; it has query, document, code, web"):
         again.encode_questions("ga", prompt="news")
 
 

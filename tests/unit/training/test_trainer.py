@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import TrainingArguments
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import CheckpointError, ConfigError
@@ -246,10 +247,10 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"lr": 1e-5}, "there is no setting lr; did you mean learning_rate?"),
-        ({"device": "cuda"}, "there is no setting device; did you mean model=model.to(device)?"),
+        ({"lr": 1e-5}, "there is no setting lr; write learning_rate=1e-05"),
+        ({"device": "cuda"}, "there is no setting device; write model=model.to(device)"),
         ({"batchsize": 8}, "there is no setting batchsize; did you mean batch_size"),
-        ({"train_dataset": []}, "there is no setting train_dataset; did you mean train_sets?"),
+        ({"train_dataset": []}, "there is no setting train_dataset; write train_sets=..."),
         ({"early_stopping_patience": 2}, "callbacks=[dpr.EarlyStopping(patience=3)]"),
         ({"symmetric_weight": -1}, "loss.symmetric_weight=-1 is out of range"),
         ({"learn_temperature": True}, "make the model with options=dpr.TowerOptions(learn_temperature=True)"),
@@ -278,13 +279,39 @@ def test_all_unknown_arguments_are_named_at_once(parts: dict[str, Any]) -> None:
     assert 'EncoderSettings(adapter="lora", lora_rank=16)' in lines[1] and "learning_rate" in lines[2]
 
 
+def test_arguments_of_transformers_are_translated(parts: dict[str, Any]) -> None:
+    given = TrainingArguments(
+        "out",
+        per_device_train_batch_size=16,
+        warmup_steps=0.1,
+        adam_epsilon=1e-6,
+        bf16=True,
+        use_cpu=True,
+        tf32=False,
+    )
+    for options in ({"args": given}, {"train_sets": given}):
+        with pytest.raises(ConfigError) as error:
+            BiEncoderTrainer(**parts | options)
+        message = str(error.value)
+        for line in (
+            "output_dir='out'",
+            "batch_size=16",
+            "adam_eps=1e-06",
+            "precision='bf16'",
+            "learning_rate=5e-05",
+        ):
+            assert line in message
+        assert "warmup_steps: absent = a tenth" in message and "use_cpu: model.to('cpu')" in message
+        assert "seed" not in message
+
+
 def test_settings_of_the_loss_are_given_by_name(parts: dict[str, Any]) -> None:
     model = parts["model"]
     trainer = BiEncoderTrainer(**parts, batch_size=4, temperature=0.05, dimensions=[16, 8])
     assert float(model.temperature) == pytest.approx(0.05)
     assert trainer.settings.loss.dimensions == [16, 8]
-    with pytest.raises(TypeError, match=r"train\(\) has no argument 'resume_from_checkpoint'"):
-        trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(TypeError, match="'resume_from_checkpoint': train\\(\\) resumes the run"):
+        trainer.train(resume_from_checkpoint="folder")
     with pytest.raises(AttributeError, match=r"no attribute 'save_model': trainer.model.save\(folder\)"):
         trainer.save_model("folder")
 
