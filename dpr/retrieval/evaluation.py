@@ -50,7 +50,7 @@ def evaluate(
     without an id get their number.
 
     Args:
-        model: a model, its folder or name, ``"bm25"``, or a retriever, which searches its own passages.
+        model: a model, its folder or name, ``"bm25"``, or a retriever, which searches the passages that it holds.
         queries: texts or records by id, or a list or table of them. Without ``corpus`` and ``qrels``: a folder
             in BEIR's layout, or training data, whose passages are the corpus.
         corpus: passages in the same forms; a record has ``text`` and maybe ``title``.
@@ -86,7 +86,7 @@ def evaluate(
         if qrels is None:
             qrels = corpus
         elif corpus is not None:
-            raise ConfigError("a retriever searches its own passages; leave corpus out")
+            raise ConfigError("a retriever searches the passages that it holds; leave corpus out")
     elif corpus is None and qrels is None:
         corpus, queries, qrels = judged_samples(open_training_set(queries, name=name))
     judged = None if qrels is None else given_qrels(qrels)
