@@ -87,7 +87,8 @@ def beir(folder: Path) -> Collection:
     return Collection(passages, asked, {key: qrels[key] for key in asked})
 
 
-def squad(file: Path) -> Collection:
+def whole_squad(file: Path) -> Collection:
+    """All questions of a file in SQuAD's layout."""
     made = Collection()
     ids: dict[Any, str] = {}
     (content,) = rows_of(file)
@@ -95,7 +96,11 @@ def squad(file: Path) -> Collection:
         for paragraph in article["paragraphs"]:
             for asked in paragraph["qas"]:
                 made.ask(asked["question"], asked["id"], Passage(paragraph["context"]), ids)
-    return made.sampled(MOST_QUESTIONS)
+    return made
+
+
+def squad(file: Path) -> Collection:
+    return whole_squad(file).sampled(MOST_QUESTIONS)
 
 
 def qed(file: Path) -> Collection:

@@ -29,13 +29,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.adapt_trained import DEPTH, METRIC, Collection, beir, by_vectors, by_words, qed, rows_of
+from benchmarks.adapt_trained import (
+    DEPTH,
+    METRIC,
+    Collection,
+    beir,
+    by_vectors,
+    by_words,
+    qed,
+    rows_of,
+    whole_squad,
+)
 from benchmarks.fine_tuning import once
 from dpr import BiEncoder, BiEncoderTrainer
-from dpr.adaptation.labelled import WEIGHTS
+from dpr.adaptation.label_choice import WEIGHTS
 from dpr.core.records import Passage
 from dpr.data.pairs import PseudoPairs
-from dpr.data.settings import DataSetSettings, SamplingSettings
+from dpr.data.settings import SamplingSettings
 from dpr.evaluation.ranking_metrics import values_of
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_qrels
@@ -58,23 +68,15 @@ Sides = dict[str, list[str]]
 RECIPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "ema": {"ema_decay": 0.999},
-    "ema .99": {"ema_decay": 0.99},
     "symmetric": {"symmetric_weight": 1.0},
     "rate 5e-5": {"learning_rate": 5e-5},
-    "rate 2e-5": {"learning_rate": 2e-5},
-    "rate 2e-4": {"learning_rate": 2e-4},
-    "1 epoch": {"num_train_epochs": 1},
-    "6 epochs": {"num_train_epochs": 6},
-    "batch 16": {"batch_size": 16},
-    "batch 64": {"batch_size": 64},
-    "temperature .02": {"temperature": 0.02},
-    "temperature .1": {"temperature": 0.1},
     "by words": {"sampling": SamplingSettings(group_by_words=True)},
     "mined": {"mined": True, "hard_negatives": 1},
     "pseudo": {"pseudo": 1.0},
+    "pseudo half": {"pseudo": 0.5, "num_train_epochs": 2},
 }
-"""Settings of the trainer that differ from ``plain``. ``mined`` adds mined negatives, ``pseudo`` a second data set
-of pseudo-questions with this weight. A recipe that is not listed is read as settings: ``ema_decay=0.9,seed=1``."""
+"""Settings of the trainer that differ from ``plain``. ``mined`` adds mined negatives, ``pseudo`` so many
+pseudo-questions of the corpus for each pair. A recipe that is not listed is read as settings: ``ema_decay=0.9,seed=1``."""
 PLAIN: dict[str, Any] = {
     "learning_rate": 1e-4,
     "temperature": 0.05,
@@ -109,27 +111,15 @@ def medquad(file: Path) -> Collection:
     return made
 
 
-def squad_like(file: Path) -> Collection:
-    """Reads all questions of a file in SQuAD's layout."""
-    made = Collection()
-    ids: dict[Any, str] = {}
-    (content,) = rows_of(file)
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
-                made.ask(asked["question"], asked["id"], Passage(paragraph["context"]), ids)
-    return made
-
-
 def collections(data: Path) -> dict[str, Callable[[], Collection]]:
     """Returns readers by name."""
     shifts = data / "squadshifts"
     return {
         "SciFact": lambda: scifact(data / "scifact"),
         "MedQuAD": lambda: medquad(data / "medquad" / "medquad.jsonl.gz"),
-        "SQuAD": lambda: squad_like(data / "squad" / "squad-v1.1-dev.shared-half.json.gz"),
-        "Amazon": lambda: squad_like(shifts / "amazon_reviews_v1.0.json.gz"),
-        "New Wikipedia": lambda: squad_like(shifts / "new_wiki_v1.0.json.gz"),
+        "SQuAD": lambda: whole_squad(data / "squad" / "squad-v1.1-dev.shared-half.json.gz"),
+        "Amazon": lambda: whole_squad(shifts / "amazon_reviews_v1.0.json.gz"),
+        "New Wikipedia": lambda: whole_squad(shifts / "new_wiki_v1.0.json.gz"),
         "QED": lambda: qed(data / "qed" / "qed-dev.jsonl.gz"),
         "Cranfield": lambda: beir(data / "cranfield"),
         "NPL": lambda: with_fewer_passages(beir(data / "npl")),
@@ -264,12 +254,13 @@ def train_ours(
     if settings.pop("mined", False):
         add_negatives(rows, pairs, made, base)
     sets: list[Any] = [rows]
-    pseudo_weight = settings.pop("pseudo", 0.0)
-    if pseudo_weight:
+    share = settings.pop("pseudo", 0.0)
+    if share:
         corpus = run / "corpus.jsonl"
         write_passages(corpus, made.passages)
         pseudo = PseudoPairs(corpus, kinds=["sentence", "title"], drop_words=0.0, name="pseudo")
-        sets.append((pseudo, DataSetSettings(weight=pseudo_weight)))
+        sets.append(pseudo)
+        settings["train_sampling_rates"] = [1.0, share * len(rows) / len(pseudo)]
     BiEncoderTrainer(base, train_sets=sets, output_dir=run / "model", **({"seed": seed} | settings)).train()
     return {"pairs": len(rows), "train seconds": time.process_time() - began}
 

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.adapt_trained import METRIC, Collection
 from benchmarks.labels import THEIRS, Record, split
 from dpr.adaptation.choices import WEIGHT_OF_GIVEN
-from dpr.adaptation.labelled import (
+from dpr.adaptation.label_choice import (
     AVERAGE,
     BASE,
     MARGIN,

@@ -59,6 +59,11 @@ dpr adapt corpus.jsonl model_file=models/e5-small train=pairs.tsv
     """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same
     except for rounding."""
 
+    def label_files(self) -> dict[str, str]:
+        """Returns the given files of labelled questions by split."""
+        given = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: file for split, file in given.items() if file is not None}
+
     def check_together(self, prefix: str) -> None:
         require_set(self, {"corpus": "corpus.jsonl"})
         if 16 % self.processes:
@@ -74,11 +79,10 @@ dpr adapt corpus.jsonl model_file=models/e5-small train=pairs.tsv
             )
         if not corpus.exists():
             raise ConfigError(f"corpus={corpus} does not exist")
-        for name in ("train", "dev", "test"):
-            given = getattr(self, name)
-            if given is not None and not Path(given).exists():
+        for name, given in self.label_files().items():
+            if not Path(given).exists():
                 raise ConfigError(f"{name}={given} does not exist")
-            if given is not None and (self.train is None or self.model_file is None):
+            if self.train is None or self.model_file is None:
                 missing = "train" if self.train is None else "model_file"
                 raise ConfigError(
                     f"{name}={given} needs {missing}: labelled questions fine-tune a model that is given,"

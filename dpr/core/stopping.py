@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
+from multiprocessing import parent_process
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -79,6 +80,18 @@ class StopSignals(SignalBlock):
 def describe(number: int) -> str:
     """Returns the source of a stop request, for a message."""
     return "the launcher has ended" if number == _LAUNCHER_ENDED else signal.Signals(number).name
+
+
+def end_with_parent() -> None:
+    """Makes a worker process end when its parent does. Without this, a worker whose parent was killed waits for
+    work forever."""
+
+    def watch() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def ignore_in_worker() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from dpr.adaptation.choices import AdaptTexts, find_model, will_fit
 from dpr.adaptation.encoder_stages import make_searchable
-from dpr.adaptation.labelled import adapt_to_labels
-from dpr.adaptation.labels import split_labels
+from dpr.adaptation.label_split import split_labels
+from dpr.adaptation.labelled_stages import adapt_to_labels
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import stages_in
 from dpr.core.errors import ConfigError
@@ -58,30 +58,21 @@ def run(config: AdaptSettings) -> None:
         "max_pairs": config.max_pairs,
         "seed": config.seed,
     }
-    made_of |= {
-        name: content_sha256(Path(file))
-        for name in ("train", "dev", "test")
-        if (file := getattr(config, name)) is not None
-    }
+    made_of |= {split: content_sha256(Path(file)) for split, file in config.label_files().items()}
     train_sets = {"corpus": {"file": str(corpus), "pairs": config.pairs, "held_back": HELD_BACK}}
     prepared = out / "pseudo" / "questions"
     with stages_in(out, made_of, first=("data", "pseudo", "model"), jobs=STAGE_JOBS) as stages:
-        without_questions = corpus
         if config.train is not None:
             splitting = "splitting the labelled questions by passage"
             stages.run("data", splitting, "adapt", config, ["texts"], part=split_labels)
             adapt_to_labels(stages, config, AdaptTexts(out / "data" / "texts", corpus, corpus, {}))
-        elif not will_fit(config):
-            without_questions = prepared / "evaluation_corpus.jsonl"
-            cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
-            stages.run(
-                "pseudo",
-                "generating pseudo-questions to choose the hybrid's weight",
-                "prepare",
-                cut,
-                ["questions"],
-            )
-        if config.train is None:
+        else:
+            without_questions = corpus
+            if not will_fit(config):
+                without_questions = prepared / "evaluation_corpus.jsonl"
+                cut = PrepareSettings(sources=[str(corpus)], out=str(prepared), pairs="mixed")
+                what = "generating pseudo-questions to choose the hybrid's weight"
+                stages.run("pseudo", what, "prepare", cut, ["questions"])
             make_searchable(stages, config, AdaptTexts(prepared, corpus, without_questions, train_sets))
 
     name = shlex.quote(str(out))

@@ -33,8 +33,8 @@ from dpr.jobs.retrieve import passages_in, require_relevant
 from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import mention_bf16
 from dpr.retrieval.dense import DenseSide
-from dpr.retrieval.evaluation import facts_of, rankings_of
 from dpr.retrieval.passages import require_passages
+from dpr.retrieval.rankings import facts_of, rankings_of
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import EvaluateConfig, IndexerConfig
 from dpr.retrieval.sides import Fusion, Side, WordSide, index_choice, open_text_index

@@ -20,7 +20,7 @@ from dpr.adaptation.choices import (
     write_search,
 )
 from dpr.adaptation.encoder_stages import make_searchable
-from dpr.adaptation.labelled import adapt_to_labels
+from dpr.adaptation.labelled_stages import adapt_to_labels
 from dpr.adaptation.settings import AdaptSettings, QuickstartSettings
 from dpr.adaptation.stages import DETAILS, AdaptFolder, Stages, stages_in
 from dpr.core.logs import duration

@@ -10,15 +10,13 @@ for wrong labels share it.
 from __future__ import annotations
 
 import json
-import os
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +24,7 @@ import numpy as np
 
 from dpr.core.errors import LostRankError
 from dpr.core.logs import ProgressBar, get_logger
+from dpr.core.stopping import end_with_parent
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_output import durable_text
 from dpr.mining.search import TRAINING_PASSAGES, MiningCorpus, Search, write_training_passages
@@ -204,13 +203,7 @@ _sent: list[tuple[BlockJob, Steps]] = []
 
 
 def _start(job: BlockJob, steps: Steps) -> None:
-    def end_with_parent() -> None:
-        if (parent := parent_process()) is not None:
-            parent.join()
-            os._exit(1)
-
-    # Without this thread, a worker whose parent was killed waits for work forever.
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     _sent.append((job, steps))
 
 

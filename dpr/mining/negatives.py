@@ -18,9 +18,9 @@ from dpr.evaluation.answer_match import has_answer
 from dpr.formats.training_files.dpr import sample_to_json
 from dpr.indexer.ranking import Ranking
 from dpr.mining.blocks import BlockJob, Record, quantile_lines
-from dpr.mining.scoring import as_written, scored_by
 from dpr.mining.search import Query
 from dpr.mining.settings import MiningSettings
+from dpr.mining.teacher_scores import as_written, scored_by
 from dpr.models.cross_encoder import CrossEncoder
 
 logger = get_logger(__name__)

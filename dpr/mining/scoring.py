@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.dpr import sample_to_json
 from dpr.indexer.ranking import fuse_linear
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.mining.blocks import BlockJob, Record, quantile_lines
 from dpr.mining.search import Query
-from dpr.models.cross_encoder import CrossEncoder
+from dpr.mining.teacher_scores import scored_by, with_teacher_scores
 
 logger = get_logger(__name__)
 
@@ -23,31 +22,6 @@ logger = get_logger(__name__)
 _DEPTH = 100
 """Passages that each side of a hybrid ranks."""
 _SCORED = ("questions", "passages", "passages with a score", "questions whose best passage is a positive")
-
-
-def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
-    """Returns the sample with these scores of its passages, in place of existing ones."""
-    left = iter(scores)
-
-    def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
-        return tuple(replace(passage, teacher_score=as_written(next(left))) for passage in passages)
-
-    positives = scored(sample.positives)
-    hard = scored(sample.hard_negatives)
-    other = scored(sample.other_negatives)
-    return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
-
-
-def scored_by(scorer: CrossEncoder, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Returns the samples with the cross-encoder's log-odds of all their passages."""
-    pairs = [(sample.question, passage) for sample in samples for passage in sample.passages]
-    scores = iter(scorer.log_odds(pairs))
-    return [with_teacher_scores(sample, islice(scores, len(sample.passages))) for sample in samples]
-
-
-def as_written(score: float | None) -> float | None:
-    """Returns a score as files hold it: with six decimals, where float32, in which training reads it, usually ends."""
-    return None if score is None else round(score, 6)
 
 
 @dataclass

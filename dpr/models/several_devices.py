@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +20,7 @@ import torch
 from dpr.core.batch import TokenBatch, plan_token_batches
 from dpr.core.compute_settings import autocast
 from dpr.core.errors import LostRankError, first_line
+from dpr.core.stopping import end_with_parent
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.models.settings import TowerOptions
 from dpr.models.towers import Towers
@@ -141,7 +140,7 @@ def _serve(
     options: EncodingOptions,
 ) -> None:
     """Answers every batch of tokens by its vectors, until the process that started this one has ended."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(threads)
     try:
         model = load(folder, device, options=tower_options).to(dtype)
@@ -151,12 +150,6 @@ def _serve(
     except Exception as error:
         with suppress(ConnectionError):  # the other process has ended
             connection.send(f"{device}: {type(error).__name__}: {first_line(error)}")
-
-
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
 
 
 @contextmanager

@@ -1,9 +1,8 @@
-"""``dpr.evaluate``: metrics of a model, BM25 or a retriever from data in memory; and the rankings that it
-and ``dpr evaluate`` judge."""
+"""``dpr.evaluate``: metrics of a model, BM25 or a retriever from data in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,56 +11,18 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import configure_by_default
 from dpr.core.other_names import refuse
 from dpr.core.paths import user_path
-from dpr.core.records import Question
 from dpr.core.settings import listed
 from dpr.data.text import normalize_question
-from dpr.evaluation.evaluator import Evaluator, without_own_ids
+from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.ranking_metrics import checked_names, cutoff_of, headline_names
 from dpr.evaluation.result import Evaluation
 from dpr.formats.corpora import given_passages
 from dpr.formats.question_sets import given_qrels, given_questions
 from dpr.formats.training_sets import open_training_set
-from dpr.indexer.ranking import Ranking
 from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.rankings import facts_of, rankings_of
 from dpr.retrieval.retriever import Retriever
-from dpr.retrieval.sides import Fusion, Side
 from dpr.retrieval.suites import judged_samples, read_suite
-
-
-def rankings_of(
-    systems: Sequence[str],
-    sides: Mapping[str, Side],
-    questions: Sequence[Question],
-    queries: Sequence[str],
-    *,
-    fusion: Fusion,
-    k: int,
-    skip_same_id: bool,
-) -> dict[str, list[Ranking]]:
-    """Returns the ``k`` best passages of each question by system: ``dense``, ``bm25``, or the hybrid of both. Each
-    side is searched once.
-
-    Args:
-        queries: the questions as sides get them.
-        skip_same_id: leaves out hits with the question's own id, before the fusion.
-    """
-    depth = max(k, fusion.depth) if "hybrid" in systems else k
-    found: dict[str, list[Ranking]] = {}
-    for name, side in sides.items():
-        found[name] = side.retrieve(queries, depth + skip_same_id)
-        if skip_same_id:
-            found[name] = without_own_ids(questions, found[name], depth)
-    if "hybrid" in systems:
-        found["hybrid"] = fusion.fuse(found["dense"], found["bm25"], k)
-    return {system: [hits[:k] for hits in found[system]] for system in systems}
-
-
-def facts_of(system: str, question_set: str, fusion: Fusion) -> dict[str, Any]:
-    """Returns the facts of a search that its metrics file states."""
-    facts: dict[str, Any] = {"question_set": question_set, "indexer": "bm25" if system == "bm25" else "exact"}
-    if system == "hybrid":
-        facts |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
-    return facts
 
 
 def evaluate(
@@ -89,7 +50,7 @@ def evaluate(
     without an id get their number.
 
     Args:
-        model: a model, its folder or name, ``"bm25"``, or a retriever, which searches its own passages.
+        model: a model, its folder or name, ``"bm25"``, or a retriever, which searches the passages that it holds.
         queries: texts or records by id, or a list or table of them. Without ``corpus`` and ``qrels``: a folder
             in BEIR's layout, or training data, whose passages are the corpus.
         corpus: passages in the same forms; a record has ``text`` and maybe ``title``.
@@ -125,7 +86,7 @@ def evaluate(
         if qrels is None:
             qrels = corpus
         elif corpus is not None:
-            raise ConfigError("a retriever searches its own passages; leave corpus out")
+            raise ConfigError("a retriever searches the passages that it holds; leave corpus out")
     elif corpus is None and qrels is None:
         corpus, queries, qrels = judged_samples(open_training_set(queries, name=name))
     judged = None if qrels is None else given_qrels(qrels)

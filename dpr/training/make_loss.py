@@ -113,11 +113,6 @@ def settle_temperature(model: Towers, settings: TrainingSettings, folder: Path |
         )
     if temperature is None:
         if model.has_temperature:
-            if model.settings.normalize and own == 1 and not settings.as_dpr:
-                logger.warning(
-                    "the model's temperature is 1, but its vectors are normalised, so that scores hardly differ;"
-                    " temperature=0.05 is usual"
-                )
             return
         temperature = stored_value(folder, settings, "loss.temperature") or (1.0 if settings.as_dpr else own)
         if model.settings.normalize:

@@ -200,7 +200,7 @@ def test_a_stage_is_not_made_in_a_folder_of_something_else(tmp_path: Path) -> No
         with pytest.raises(InputError, match=rf"{name}: holds other files \(mine.txt\)"):
             two(tmp_path, job)
         assert [path.name for path in (tmp_path / name).iterdir()] == ["mine.txt"]
-        (tmp_path / name / "mine.txt").unlink()
+        (tmp_path / name / "mine.txt").rename(tmp_path / name / f"{RECORD}.sha256")  # all that a kill left
         two(tmp_path, job)
     for damaged in ('{"format"', '{"format": 1}'):
         (tmp_path / "b" / RECORD).write_text(damaged)

@@ -10,7 +10,7 @@ from benchmarks.adapt_trained import Collection
 from benchmarks.labels import settings_of, split, training_pairs
 from benchmarks.labels_table import Draws, metrics_of
 from dpr.adaptation.choices import WEIGHT_OF_GIVEN
-from dpr.adaptation.labelled import AVERAGE, BASE, MARGIN, TUNED, WEIGHTS, chosen_model
+from dpr.adaptation.label_choice import AVERAGE, BASE, MARGIN, TUNED, WEIGHTS, chosen_model
 from dpr.core.records import Passage
 
 QUESTIONS = 120

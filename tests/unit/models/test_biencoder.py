@@ -291,6 +291,7 @@ def test_processes_on_several_devices_give_equal_vectors(
 ) -> None:
     model = tiny_model(tmp_path, dtype=torch.float32, shared=True)
     texts = ["ba be bi", "ko", "sa ba", "ko ku ba", "be"]
+    before = {*active_children()}
     expected = model.encode(texts, batch_size=2)
     found = model.encode(texts, batch_size=2, device=["cpu", "cpu"])
     np.testing.assert_array_equal(found, expected)
@@ -303,7 +304,7 @@ def test_processes_on_several_devices_give_equal_vectors(
     monkeypatch.setattr("dpr.models.several_devices.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.encode(texts, devices=["cpu"])
-    assert not active_children()
+    assert {*active_children()} <= before  # other tests may have processes of their own
 
 
 SHORT = ["ba be bi", "ko ku", "sa"]

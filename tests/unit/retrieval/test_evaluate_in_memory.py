@@ -124,6 +124,10 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
     assert dict(tests) == {"ndcg@10": dpr.paired_test(tuple(values))} and "randomisation" in repr(tests)
     words.save(tmp_path / "words.json")
     assert dpr.compare(tmp_path / "words.json", dense, metrics=["ndcg@10"]) == tests
+    retriever = dpr.Retriever.build(world.model, world.passages, mode="hybrid")
+    alone = dpr.evaluate(retriever, data[0], data[2], weight=1.0, metrics="ndcg@10")
+    assert alone["ndcg@10"] == pytest.approx(dense["ndcg@10"])
+    assert alone["ndcg@10"] != dpr.evaluate(retriever, data[0], data[2], metrics="ndcg@10")["ndcg@10"]
     fewer = dpr.evaluate("bm25", dict(list(data[0].items())[:11]), *data[1:])
     with pytest.raises(dpr.InputError, match="not about the same judged questions"):
         dpr.compare(words, fewer)

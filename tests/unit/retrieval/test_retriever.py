@@ -136,12 +136,13 @@ def test_tables_are_read_by_their_columns_or_refused(model: BiEncoder, kind: str
         assert retriever.get(["a", "b"]) == {"a": Passage("ka no", "T", "a"), "b": Passage("vi po", "", "b")}
         assert [hit.id for hit in retriever.search("ka", where={"year": 2020})] == ["a"]
         np.testing.assert_array_equal(model.encode_passages(table), model.encode_passages(rows))
+        texts = [row["text"] for row in rows]
+        np.testing.assert_array_equal(model.encode_questions(table), model.encode_questions(texts))
     else:
         with pytest.raises(InputError, match="passages is an object"):
             Retriever.build(model, table)
     for asked in (table, {"q1": "ka"}):
         for call in (
-            model.encode_questions,
             found.search,
             found.get,
             lambda given: found.search("ka", ids=given),

@@ -1,14 +1,11 @@
 """The stages of ``dpr adapt train=`` after the labelled questions are split: fine-tune the given model, choose on
 the dev questions what to search with, and test that once.
 
-Every choice searches the whole corpus. Another model replaces the given one only if it is better, alone and as
-hybrid taken together, by more than ``MARGIN`` standard errors of the difference, question by question. How
-often this goes wrong is measured (benchmarks/results/labels.md).
+Every choice searches the whole corpus (``label_choice.py`` has its rule).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -25,7 +22,17 @@ from dpr.adaptation.choices import (
     write_search,
 )
 from dpr.adaptation.encoder_stages import RESULT, embed_with_model, write_fitted
-from dpr.adaptation.labels import LEAST_DEV, LEAST_FOR_TEST, LEAST_LABELS
+from dpr.adaptation.label_choice import (
+    AVERAGE,
+    BASE,
+    TUNED,
+    WEIGHTS,
+    Measured,
+    chosen_model,
+    chosen_weight,
+    values_of,
+)
+from dpr.adaptation.label_split import LEAST_DEV, LEAST_FOR_TEST, LEAST_LABELS
 from dpr.adaptation.settings import AdaptSettings
 from dpr.adaptation.stages import AdaptFolder, Stages
 from dpr.core.distributed import resolve_device
@@ -33,9 +40,9 @@ from dpr.data.text import QuestionForm
 from dpr.evaluation.comparison import figures_of, rows_of
 from dpr.evaluation.evaluator import Evaluator
 from dpr.evaluation.ranking_metrics import text_table
-from dpr.evaluation.significance import estimate, paired_test
+from dpr.evaluation.significance import paired_test
 from dpr.export.settings import MergeConfig
-from dpr.formats.metrics_files import MetricsFile, read_metrics
+from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.run_folders import RUN_FILE, write_run
 from dpr.indexer.ranking import fuse_linear
@@ -43,23 +50,13 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import is_faster_in_bf16
 from dpr.preparation.document_questions import DEV, TEST
 from dpr.retrieval.dense import open_dense
+from dpr.retrieval.rankings import facts_of
 from dpr.retrieval.settings import RetrievalConfig
-from dpr.retrieval.sides import WordSide
+from dpr.retrieval.sides import Fusion, WordSide
 from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.durable import write_json
 
-MARGIN = 1.0
-"""Standard errors by which another choice must be better than the default."""
-WEIGHTS = tuple(step / 10 for step in range(11))
-"""Weights of a model in the hybrid: 0 is BM25 alone, 1 the model alone."""
-BASE = "base model"
-AVERAGE = "average"
-TUNED = "fine-tuned model"
 STATIC = "static encoder"
-
-
-Measured = dict[tuple[str, float], MetricsFile]
-"""Metrics of a system by its name and weight in the hybrid."""
 
 
 class System(NamedTuple):
@@ -107,7 +104,7 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
     if has_dev:
         measured = search_with(stages, config, texts, "choice", DEV, systems, dict.fromkeys(systems, WEIGHTS))
         searched = chosen_model(measured)
-        weights = {name: chosen_weight(measured, name) for name in {BASE: 0, searched: 0}}
+        weights = {name: chosen_weight(measured, name) for name in dict.fromkeys([BASE, searched])}
 
     # The folder's own model is the chosen one, so that every command that opens the folder gets it.
     whole = replace(config, corpus=str(texts.corpus), out=str(out))
@@ -152,45 +149,6 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
         )
     write_search(out, texts.corpus, weight, vectors=systems[searched].vectors)
     write_json(out / RESULT, {"model": searched, "hybrid_weight": weight}, note={})
-
-
-def chosen_model(measured: Measured) -> str:
-    """Returns the average or the fine-tuned model if it is better than the base model, and the latter also
-    better than the average; else the base model. A question counts by the mean of the model alone and its
-    hybrid, since people search with either."""
-    both = {
-        name: [
-            (alone + hybrid) / 2
-            for alone, hybrid in zip(
-                values_of(measured[name, 1.0]), values_of(measured[name, WEIGHT_OF_GIVEN]), strict=True
-            )
-        ]
-        for name in (BASE, AVERAGE, TUNED)
-    }
-    chosen = BASE
-    for name in (AVERAGE, TUNED):
-        if is_better(both[name], both[chosen]):
-            chosen = name
-    return chosen
-
-
-def chosen_weight(measured: Measured, name: str) -> float:
-    """Returns the weight with the best hybrid if it is better than the default weight, else that."""
-    best = max(WEIGHTS, key=lambda weight: measured[name, weight].metrics[METRIC])
-    is_chosen = is_better(values_of(measured[name, best]), values_of(measured[name, WEIGHT_OF_GIVEN]))
-    return best if is_chosen else WEIGHT_OF_GIVEN
-
-
-def is_better(values: Sequence[float], than: Sequence[float]) -> bool:
-    """True if the mean difference of the questions exceeds ``MARGIN`` of its standard errors."""
-    difference = estimate([ours - theirs for ours, theirs in zip(values, than, strict=True)])
-    return difference.mean > MARGIN * math.sqrt(difference.variance)
-
-
-def values_of(run: MetricsFile) -> list[float]:
-    """Returns the metric of each question."""
-    assert run.each is not None
-    return list(run.each.judged(METRIC).values())
 
 
 def print_results(measured: Measured, weights: Mapping[str, float], searched: str, split: str) -> None:
@@ -244,24 +202,21 @@ def search_with(
         evaluator = Evaluator(questions, read_qrels(texts.prepared / f"{split}_qrels.tsv"))
         asked = [question.text for question in questions]
         by_words = WordSide(open_bm25(stages.out, texts.corpus)).retrieve(asked, DEPTH)
+        sources = resolve_passage_sources([str(texts.corpus)], {})
+        device = resolve_device(config.device)
         for name, system in systems.items():
-            opened = RetrievalConfig(
-                model_file=system.model, encoded_ctx_files=str(stages.out / system.vectors / "corpus_0")
+            vectors = str(stages.out / system.vectors / "corpus_0")
+            opened = RetrievalConfig(model_file=system.model, encoded_ctx_files=vectors)
+            by_vectors = open_dense(opened, sources, form=QuestionForm(), device=device).retrieve(
+                asked, DEPTH
             )
-            sources = resolve_passage_sources([str(texts.corpus)], {})
-            dense = open_dense(opened, sources, form=QuestionForm(), device=resolve_device(config.device))
-            by_vectors = dense.retrieve(asked, DEPTH)
             for weight in weights[name]:
                 rankings = fuse_linear(by_vectors, by_words, weight=weight, k=evaluator.num_docs)
                 judged = evaluator.evaluate(rankings)
-                metadata = {
-                    "question_set": split,
-                    "indexer": "exact",
-                    "hybrid": "linear",
-                    "hybrid_weight": weight,
-                }
-                file = stages.out / stage / files[name, weight]
-                evaluator.write_report(file, metadata, asked, judged, note={})
+                facts = facts_of("hybrid", split, Fusion(weight))
+                evaluator.write_report(
+                    stages.out / stage / files[name, weight], facts, asked, judged, note={}
+                )
 
     searching = replace(config, corpus=str(texts.corpus), out=str(stages.out))
     what = f"searching the corpus with the {split} questions"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.errors import InputError
-from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample, plain
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import write_qrels, write_questions
@@ -25,7 +24,6 @@ from dpr.formats.training_files.rows import ReadOptions, UsableRows
 from dpr.preparation.document_questions import DEV, TEST, TRAIN, split_by_group
 from dpr.storage.durable import durable_folder
 
-logger = get_logger(__name__)
 LEAST_LABELS = 50
 """Fewest labelled questions of which some are held out to choose by; with fewer, chance would choose."""
 LEAST_DEV = 12
@@ -55,13 +53,14 @@ def split_labels(config: AdaptSettings) -> None:
     """Writes the folder ``data/texts``: pairs to train on, dev and test questions with judgements, and counts.
 
     Raises:
-        InputError: a bad row (file and line), or none of the labelled passages is in the corpus.
+        InputError: a bad row (file and line), no passage of a file is in the corpus, or no question is left to
+            train on.
     """
     corpus = Path(str(config.corpus))
-    by_split: dict[str, dict[str, Label]] = {}
-    given = {TRAIN: config.train, DEV: config.dev, TEST: config.test}
+    given = config.label_files()
+    by_split: dict[str, dict[str, Label]] = {TRAIN: {}, DEV: {}, TEST: {}}
     for split, file in given.items():
-        by_split[split] = {} if file is None else read_labels(Path(file), split)
+        by_split[split] = read_labels(Path(file), split)
     num_passages = find_in_corpus(
         [label for labels in by_split.values() for label in labels.values()], corpus
     )
@@ -81,7 +80,7 @@ def split_labels(config: AdaptSettings) -> None:
     sizes = {
         split: min(most, round(share * len(usable)))
         for split, (share, most, least) in _HELD_OUT.items()
-        if given[split] is None and len(usable) >= least
+        if split not in given and len(usable) >= least
     }
     splits = split_by_group(groups_of({key: train[key] for key in usable}), sizes, seed=config.seed)
     if any(splits.count(split) < size / 2 for split, size in sizes.items()):
@@ -99,9 +98,8 @@ def split_labels(config: AdaptSettings) -> None:
             samples.append(TrainingSample(label.question, tuple(kept), tuple(label.negatives)))
     counts = {"passages": num_passages, "labelled questions": num_labelled, "train questions": len(samples)}
     metadata = {"kind": "labelled questions", "counts": counts}
-    with durable_folder(
-        Path(str(config.out)) / "data" / "texts", overwrite=True, metadata=metadata
-    ) as folder:
+    target = Path(str(config.out)) / "data" / "texts"
+    with durable_folder(target, overwrite=True, metadata=metadata) as folder:
         write_training_set(folder / f"{TRAIN}.jsonl", samples)
         for split in (DEV, TEST):
             asked = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dpr.adaptation.labelled import AVERAGE, BASE, TUNED, WEIGHTS, Measured, chosen_model, chosen_weight
-from dpr.adaptation.labels import split_labels
+from dpr.adaptation.label_choice import AVERAGE, BASE, TUNED, WEIGHTS, Measured, chosen_model, chosen_weight
+from dpr.adaptation.label_split import split_labels
 from dpr.adaptation.settings import AdaptSettings
 from dpr.core.errors import InputError
 from dpr.formats.metrics_files import MetricsFile, PerQuestion
