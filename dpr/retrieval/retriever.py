@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -227,32 +228,43 @@ class Retriever(metaclass=Hinting):
                 living(side)
             change = Change(list(gone.values()), added, vectors)
             search.store(change)
-            self._apply(change)
+            with self._alone():
+                self._apply(change)
 
     def _look(self) -> None:
         """Takes up the changes that other processes have stored, unless another thread is changing passages."""
-        if self._changing.acquire(blocking=False):
-            try:
+        if not self.searched.has_news() or not self._changing.acquire(blocking=False):
+            return
+        try:
+            with self._alone():
+                if self.searched.restart():
+                    self._sides.clear()
+                    self._fields.clear()
                 for change in self.searched.news():
                     self._apply(change)
-            finally:
-                self._changing.release()
+        finally:
+            self._changing.release()
 
-    def _apply(self, change: Change) -> None:
-        for _ in range(_MOST_THREADS):  # no search is under way then
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Waits until no search is under way, and lets none begin."""
+        for _ in range(_MOST_THREADS):
             self._searches.acquire()
         try:
             with self._lock:
-                self.searched.apply(change)
-                for side in self._sides.values():
-                    living(side).change(*change)
-                for kinds, fields in list(self._fields.items()):
-                    try:
-                        fields.change(change.gone, change.added)
-                    except InputError:  # they are read again, and refused, when a search names them
-                        del self._fields[kinds]
+                yield
         finally:
             self._searches.release(_MOST_THREADS)
+
+    def _apply(self, change: Change) -> None:
+        self.searched.apply(change)
+        for side in self._sides.values():
+            living(side).change(*change)
+        for kinds, fields in list(self._fields.items()):
+            try:
+                fields.change(change.gone, change.added)
+            except InputError:  # they are read again, and refused, when a search names them
+                del self._fields[kinds]
 
     @overload
     def search(
@@ -305,12 +317,11 @@ class Retriever(metaclass=Hinting):
             )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
-        self._look()
-        sides = self.sides(mode or self.mode)
+        mode = self._checked_mode(mode or self.mode)
         fusion = self.searched.fusion
         if weight is not None:
             is_share = isinstance(weight, int | float) and 0 <= weight <= 1
-            if len(sides) < 2 or not is_share:
+            if mode != "hybrid" or not is_share:
                 raise ConfigError(
                     f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
                     " mode='hybrid'"
@@ -319,7 +330,9 @@ class Retriever(metaclass=Hinting):
         answers = [Hits(item) for item in questions]
         asked = [row for row, item in enumerate(questions) if item.strip()]
         queries = [self.searched.query_text(questions[row]) for row in asked]
+        self._look()
         with self._searches:
+            sides = self.sides(mode)
             if where is not None or ids is not None:
                 selected = self._selected(where, ids)
                 if not len(selected):
@@ -359,19 +372,22 @@ class Retriever(metaclass=Hinting):
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """Returns the passages with these ids; missing ones are left out."""
+        self._look()
         return self.searched.get(checked_items(ids, (str,), "get()", "an id"))
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and bool(self.searched.get([key]))
+        return isinstance(key, str) and bool(self.get([key]))
 
     def __iter__(self) -> Iterator[Passage]:
         """Yields all passages."""
+        self._look()
         return iter(self.searched)
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
         __getattr__ = missing
 
     def __len__(self) -> int:
+        self._look()
         return self.index(self.mode).num_passages
 
     def __repr__(self) -> str:
@@ -444,7 +460,7 @@ class Retriever(metaclass=Hinting):
         else:
             (rankings,) = found.values()
         ranked = time.perf_counter()
-        passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
+        passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
         words = sides["bm25"].index if "bm25" in sides else None
         file = self.searched.files[0] if len(self.searched.files) == 1 else None

@@ -120,6 +120,14 @@ class Search:
         """Returns a new passage in the form that the model gets."""
         return passage
 
+    def has_news(self) -> bool:
+        """Returns whether another process has changed the passages."""
+        return False
+
+    def restart(self) -> bool:
+        """Forgets all changes if they have to be taken up from the first one. Returns whether that is so."""
+        return False
+
     def news(self) -> Iterable[Change]:
         """Returns the changes of other processes, each to be applied before the next is taken."""
         return ()

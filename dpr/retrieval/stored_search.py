@@ -256,6 +256,18 @@ class StoredSearch(Search):
     def as_encoded(self, passage: Passage) -> Passage:
         return self.settings.passages[0].as_encoded(passage)
 
+    def has_news(self) -> bool:
+        return self.journal is not None and self.journal.has_news()
+
+    def restart(self) -> bool:
+        if self.journal is None or not self.journal.was_rewritten():
+            return False
+        self.added.clear()
+        self.gone.clear()
+        self.vectors.clear()
+        del self.journal  # opened again when it is next needed
+        return True
+
     def news(self) -> Iterator[Change]:
         if self.journal is None:
             return
@@ -267,12 +279,14 @@ class StoredSearch(Search):
                 vectors = np.frombuffer(coded, dtype="<f4").reshape(len(added), -1) if coded else None
             except (KeyError, TypeError, ValueError) as error:
                 raise InputError(f"is not a file of changes ({error})", file=self.journal.file) from None
+            self.num_added = record.get("earlier", self.num_added)
             yield Change(gone, added, vectors)
 
     def store(self, change: Change) -> None:
         assert self.journal is not None
         if self.journal.end > self._most_bytes:  # most of what it holds may be out of date
-            self.journal.rewrite(_as_record(list(self.gone), list(self.added.values()), self._stacked()))
+            record = _as_record(list(self.gone), list(self.added.values()), self._stacked())
+            self.journal.rewrite(record | {"earlier": self.num_added - len(self.added)})
             self._most_bytes = max(_LARGE_JOURNAL, 2 * self.journal.end)
         gone = [str(passage.id) for passage in change.gone]
         self.journal.append(_as_record(gone, change.added, change.vectors))

@@ -26,20 +26,27 @@ class Journal:
         """Bytes of the records that were read or written."""
         self._inode = 0
 
+    def has_news(self) -> bool:
+        """Returns whether another process has written to the file."""
+        if not self.file.exists():
+            return False
+        state = self.file.stat()
+        return (state.st_ino, state.st_size) != (self._inode, self.end)
+
+    def was_rewritten(self) -> bool:
+        """Returns whether another process has put a record in the place of those that were read."""
+        return self._inode not in (0, self.file.stat().st_ino)
+
     def read(self) -> Iterator[Any]:
         """Yields the records that were not read before.
 
         Raises:
-            InputError: the file is damaged, or another process has rewritten it.
+            InputError: the file is damaged.
         """
-        try:
-            state = self.file.stat()
-        except FileNotFoundError:
+        if not self.file.exists():
             return
-        if state.st_ino != (self._inode or state.st_ino):
-            raise InputError("was rewritten by another process", file=self.file, hint="open the folder again")
-        self._inode = state.st_ino
         with open(self.file, "rb") as file:
+            self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self.end)
             for line in file:
                 if not line.endswith(b"\n"):  # its writer was killed, or still writes
@@ -69,7 +76,7 @@ class Journal:
         self.end += len(line)
 
     def rewrite(self, record: Any) -> None:
-        """Puts a record in the place of all earlier ones. Processes that have read those are refused."""
+        """Puts a record in the place of all earlier ones."""
         line = _line(json_text(record).encode() + b"\n")
         with durable_file(self.file, "wb") as file:
             file.write(line)
