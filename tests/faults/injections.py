@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from dpr.core import distributed
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.storage import durable
-from dpr.training import checkpointing
+from dpr.training import checkpointing, trainer
 from dpr.training.bi_encoder_trainer import BiEncoderTrainer
 from dpr.training.step import DirectStep
 from tests.helpers.users import bound_by_permissions
@@ -119,7 +120,24 @@ def kill_while_pruning(removal: int) -> None:
 
 def at_step(step: int, on_rank: int, what: str) -> None:
     """One rank dies, hangs or raises in the forward pass of update ``step`` (from 1)."""
+    if rank() == on_rank:
+        _count_updates()
+        is_due = lambda *_: len(_updates) + 1 == step
+        _around(DirectStep, "__call__", before=_failure(on_rank, what), when=is_due)
 
+
+def at_call(of: str, number: int, on_rank: int, what: str) -> None:
+    """One rank dies or hangs when it gathers vectors, validates or saves for the ``number``-th time (from 1)."""
+    owner, name = {
+        "gather": (distributed, "_all_gather_single"),
+        "validation": (trainer, "run_validations"),
+        "save": (checkpointing.CheckpointFolder, "save"),
+    }[of]
+    if rank() == on_rank:
+        _around(owner, name, before=_at_call(number, _failure(on_rank, what)))
+
+
+def _failure(on_rank: int, what: str) -> Callable[..., None]:
     def act(*_: Any) -> None:
         print(f"rank {on_rank} {what}", flush=True)
         if what == "dies":
@@ -129,9 +147,7 @@ def at_step(step: int, on_rank: int, what: str) -> None:
         elif what == "raises":
             raise ValueError("broken on purpose")
 
-    if rank() == on_rank:
-        _count_updates()
-        _around(DirectStep, "__call__", before=act, when=lambda *_: len(_updates) + 1 == step)
+    return act
 
 
 _updates: list[BiEncoderTrainer] = []

@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     "A4",
     "SIGTERM, SIGINT or SIGUSR1 to one rank or all",
     "saved at one step within 15 s, exit 75 everywhere; equal weights",
-    trials=14,
+    trials=21,
 )
 def test_asked_to_stop(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     ranks = 1 if trial.number % 7 == 6 else 2
@@ -92,7 +92,7 @@ def end_of(run: Run, rank: int, limit_s: float) -> float:
     "A2",
     "SIGKILL of one rank",
     "the other ends with 5 within timeout + 10 s, rank and step named; equal weights",
-    trials=10,
+    trials=20,
 )
 def test_one_rank_is_killed(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     step, victim = trial.random.randint(1, 12), trial.number % 2
@@ -109,6 +109,54 @@ def test_one_rank_is_killed(trial: Trial, workshop: Workshop, undisturbed: dict[
     assert "Timed out" not in run.rank_text(1 - victim), (
         "noticed at once, though the rank's workers live on for some seconds"
     )
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
+
+
+CALLS = (("gather", 30), ("validation", 2), ("save", 6))
+"""Places where a rank is lost, and how often a run comes there at the least."""
+
+
+@fault(
+    "A2",
+    "SIGKILL of one rank while it gathers, validates or saves",
+    "the other ends with 5 within timeout + 10 s; equal weights",
+    trials=21,
+    fast=3,
+)
+def test_one_rank_is_killed_at_a_call(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    of, most = CALLS[trial.number % 3]
+    victim = trial.number % 2
+    lost = {"of": of, "number": trial.random.randint(1, most), "on_rank": victim, "what": "dies"}
+    run = workshop.start(trial.output_dir, injections=[("at_call", lost)])
+    run.wait_for(r"rank \d dies")
+    end_of(run, 1 - victim, RANK_TIMEOUT_S + 10)
+    codes = run.wait()
+    assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, LOST), run.text
+    assert re.search(
+        r"error: .*(died or stopped answering|has ended), at step \d+ ", run.rank_text(1 - victim)
+    )
+    assert "Traceback" not in run.rank_text(1 - victim)
+    assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
+
+
+@fault(
+    "A3",
+    "SIGSTOP of one rank while it gathers, validates or saves",
+    "the other ends with 5 within 10 s (timeout 5 s); equal weights",
+    trials=21,
+    fast=0,
+)
+def test_one_rank_hangs_at_a_call(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    of, most = CALLS[trial.number % 3]
+    lost = {"of": of, "number": trial.random.randint(1, most), "on_rank": 1, "what": "hangs"}
+    run = workshop.start(trial.output_dir, f"rank_timeout_s={HANG_TIMEOUT_S}", injections=[("at_call", lost)])
+    try:
+        run.wait_for(r"rank 1 hangs")
+        end_of(run, 0, HANG_TIMEOUT_S + 5.0)
+        assert run.codes[run.pids[0]] == LOST
+        assert re.search(r"error: rank 1 of 2 died or stopped answering, at step \d+ ", run.rank_text(0))
+    finally:
+        run.kill()  # as a launcher does
     assert workshop.finished_hash(trial.output_dir) == undisturbed[2]
 
 
@@ -135,7 +183,7 @@ def test_one_rank_raises(trial: Trial, workshop: Workshop, undisturbed: dict[int
     "A3",
     "SIGSTOP of one rank",
     "the other ends with 5 within 10 s (timeout 5 s), rank and step named; equal weights",
-    trials=10,
+    trials=20,
 )
 def test_one_rank_hangs(trial: Trial, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     step = trial.random.randint(1, 12)
