@@ -83,8 +83,11 @@ _LINES = {
     "util semantic_search retrieve invoke query ask get_relevant_documents similarity_search": (
         "Retriever.build(model, texts).search(question, k=5) searches; sentence_transformers.util takes these vectors"
     ),
-    "add_texts add_documents insert": "add(passages) adds texts, dictionaries with 'text', or Passage",
-    "remove delete update upsert": "search(question, ids=[...]) searches only these passages; Retriever.build builds a new index",
+    "add_texts add_documents insert write_documents": "add(passages) adds texts, dictionaries with 'text', or Passage",
+    "upsert": "update(passages) replaces passages by id, add(passages) adds new ones; id in retriever tells which",
+    "remove delete_documents": "delete(ids) deletes passages",
+    "get_by_ids filter_documents": "get(ids) gives passages; search(question, where={...}) filters",
+    "count count_documents": "len(retriever)",
     "set": "corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels: FOLDER/qrels/test.tsv",
     "ids metadata metadatas titles": 'passages=[{"id": "a", "title": "", "text": "...", "year": 2020}, ...]',
     "top_k topk n limit n_results num_results": "k=5",

@@ -58,6 +58,8 @@ class Passage:
     passage may have another score beside another question, and scores do not tell passages apart."""
     origin: Origin | None = field(default=None, compare=False, repr=False)
     """Source of the passage, if its corpus states it."""
+    metadata: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """Fields of its record besides id, title and text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.formats.passage_records import field_of
-from dpr.formats.record_fields import (
-    PASSAGE_IDS,
-    PASSAGE_TEXTS,
-    TITLES,
-    has_lone_surrogate,
-    is_finite_number,
-    name_in,
-)
+from dpr.formats.record_fields import has_lone_surrogate, is_finite_number
 from dpr.formats.record_files import has_records, read_records
 from dpr.formats.text_input import located
 from dpr.storage.untrusted import describe
@@ -41,22 +34,15 @@ def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, .
         )
     for line, value in read_records(path):
         with located(path, line):
-            yield tuple(checked_field(name, kind, field_of(value, name)) for name, kind in kinds.items())
-
-
-def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a passage's record besides id, title and text, including those of BEIR's object
-    ``metadata``."""
-    read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
-    read |= {"_id", "id", "title", "text", "metadata"}
-    found = {name: value for name, value in record.items() if name not in read}
-    if isinstance(inner := record.get("metadata"), Mapping):
-        found |= inner
-    return found
+            yield tuple(value_of(name, kind, field_of(value, name)) for name, kind in kinds.items())
 
 
 def kind_of(value: Any) -> str:
-    """Returns the kind of field that a value is compared as; empty for one that cannot be compared."""
+    """Returns the kind of field that a value, or every item of a list, is compared as; empty for one that cannot
+    be compared."""
+    if isinstance(value, list):
+        kinds = {kind_of(item) for item in value}
+        return kinds.pop() if len(kinds) == 1 else ""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int | float):
@@ -64,8 +50,15 @@ def kind_of(value: Any) -> str:
     return "text" if isinstance(value, str) else ""
 
 
+def value_of(name: str, kind: str, value: Any) -> Any:
+    """Returns a value as it is compared, a list as a tuple. Raises ValueError if it is of another kind."""
+    if isinstance(value, list):
+        return tuple(checked_field(name, kind, item) for item in value)
+    return checked_field(name, kind, value)
+
+
 def checked_field(name: str, kind: str, value: Any) -> Any:
-    """Returns a value as it is compared. Raises ValueError if it is of another kind."""
+    """Returns a single value as it is compared. Raises ValueError if it is of another kind."""
     if value is None:
         return None
     is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")

@@ -27,6 +27,7 @@ from dpr.storage.untrusted import describe
 
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
 """Keys of a passage that may hold a teacher's score; the first one present counts."""
+_PLAIN = {"_id", "id", "title", "text"}
 _DPR_IDS = ("passage_id", *PASSAGE_IDS)
 TEVATRON_LISTS = ("positive_passages", "negative_passages")
 PassageById = Callable[[str], Passage]
@@ -180,7 +181,9 @@ def passage_in(
     """
     key = first_id(record, ids, number)
     name = require_name(record, texts, "text")
-    return Passage(string_of(record[name], name), title_in(record), key, origin=origin_of(record))
+    metadata = None if record.keys() <= _PLAIN else fields_of(record)  # the most common record, said at once
+    text = string_of(record[name], name)
+    return Passage(text, title_in(record), key, origin=origin_of(record), metadata=metadata or None)
 
 
 def first_id(value: Mapping[str, Any], names: Sequence[str], default: str | None = None) -> str:
@@ -202,6 +205,17 @@ def field_of(record: Mapping[str, Any], name: str) -> Any:
     value = record.get(name)
     inner = record.get("metadata")
     return inner.get(name) if value is None and isinstance(inner, Mapping) else value
+
+
+def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a passage's record besides id, title and text, including those of BEIR's object
+    ``metadata``."""
+    read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
+    read |= {"_id", "id", "title", "text", "metadata"}
+    found = {name: value for name, value in record.items() if name not in read}
+    if isinstance(inner := record.get("metadata"), Mapping):
+        found |= inner
+    return found
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin | None:

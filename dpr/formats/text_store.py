@@ -1,7 +1,7 @@
 """Passages and questions of a file of any length, by row and by id, stored once in the cache.
 
 texts-<key>/
-  rows.arrow     id, text, title, answers and origin, as an Arrow stream of record batches
+  rows.arrow     id, text, title, answers, origin and metadata (JSON), as an Arrow stream of record batches
   ids.npy        (2, n) uint64: the hashes of the ids in ascending order, and the row of each
   manifest.json  present means complete
 
@@ -10,6 +10,7 @@ Both files are mapped, so memory does not grow with the file; storing them takes
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -31,7 +32,7 @@ from dpr.storage.checksums import cache_root, file_state, require_unchanged
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built
 
-_VERSION = 1
+_VERSION = 2
 _ROWS = "rows.arrow"
 _IDS = "ids.npy"
 _ORIGIN = pa.struct({"file": pa.string(), "heading": pa.string(), "line": pa.int64(), "url": pa.string()})
@@ -42,6 +43,7 @@ _SCHEMA = pa.schema(
         "title": pa.string(),
         "answers": pa.list_(pa.string()),
         "origin": _ORIGIN,
+        "metadata": pa.string(),
     }
 )
 
@@ -66,10 +68,11 @@ class TextStore(MappedBatches):
         while start < stop:
             batch, index = self.find(start)
             taken = min(batch.num_rows - index, stop - start)
-            names = ("text", "title", "id", "origin")
+            names = ("text", "title", "id", "origin", "metadata")
             columns = [batch.column(name).slice(index, taken).to_pylist() for name in names]
-            for text, title, key, origin in zip(*columns, strict=True):
-                yield Passage(text, title, key, origin=origin and Origin(**origin))
+            for text, title, key, origin, stated in zip(*columns, strict=True):
+                fields = stated and json.loads(stated)
+                yield Passage(text, title, key, origin=origin and Origin(**origin), metadata=fields)
             start += taken
 
     def ids(self) -> Iterator[str]:
@@ -140,7 +143,8 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
                 origin = asdict(passage.origin) if passage.origin else None
                 with located(file, line):
                     listed = checked_answers(answers)
-                yield [passage.id, passage.text, passage.title, listed, origin]
+                fields = passage.metadata and json.dumps(passage.metadata, default=str)
+                yield [passage.id, passage.text, passage.title, listed, origin, fields]
 
         write_batches(temporary / _ROWS, _SCHEMA, rows(), lambda row: len(row[1]) + len(row[2]))
         hashes_of_rows = np.frombuffer(hashes, dtype=np.uint64)

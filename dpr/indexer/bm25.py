@@ -25,6 +25,7 @@ import regex
 from dpr.core.errors import InputError
 from dpr.core.logs import counted, get_logger
 from dpr.data.words import WORDS_VERSION, split_words, word_spans
+from dpr.formats.arrays import map_array
 from dpr.formats.id_hashes import first_duplicate
 from dpr.formats.packed_ids import PackedIds
 from dpr.indexer.ranking import RunningTopK, SearchResult, is_among, packed_ids, to_rankings
@@ -40,6 +41,7 @@ logger = get_logger(__name__)
 
 _MANY = 200_000
 """Number of passages above which an index may take longer than ten seconds."""
+_FREQUENCIES = ("counts.npy", "lengths.npy")
 _STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these"
     " they this to was will with"
@@ -70,6 +72,9 @@ def lexical_spans(text: str, *, is_passage: bool = False) -> Iterator[tuple[int,
             yield start, end, word
 
 
+Frequencies = tuple[np.ndarray, np.ndarray]
+
+
 class _Words:
     """The words of texts by their numbers, 4 bytes each, and the vocabulary, in the form that the package
     takes. It goes through them three times."""
@@ -93,6 +98,17 @@ class _Words:
     def __iter__(self) -> Iterator[list[int]]:
         return (self._numbers[start:end].tolist() for start, end in pairwise(self._ends))
 
+    def frequencies(self, starts: np.ndarray) -> Frequencies:
+        """Returns how often a word is in a passage, in the order of an index whose lists of passages begin at
+        ``starts``, and the number of words of each passage."""
+        places = starts.astype(np.int64)
+        found = np.zeros(places[-1], dtype=np.int32)
+        for numbers in self:
+            words, counts = np.unique(np.array(numbers, dtype=np.int64), return_counts=True)
+            found[places[words]] = counts
+            places[words] += 1
+        return found.astype(np.min_scalar_type(found.max(initial=0))), np.diff(self._ends)
+
 
 class Bm25Index(Index):
     """A BM25 index in memory, or memory-mapped if it was opened. A search takes about 5 bytes a passage, for
@@ -107,6 +123,9 @@ class Bm25Index(Index):
         self._engine = engine
         self._ids = ids
         self._is_chosen: np.ndarray | None = None
+        self.frequencies: Frequencies | None = None
+        """How often a word is in a passage, in the order of the engine's lists, and the number of words of each
+        passage. ``LivingWords`` needs them; indexes of earlier versions have none."""
 
     @property
     def num_passages(self) -> int:
@@ -138,12 +157,14 @@ class Bm25Index(Index):
             logger.info("building the index of %s passages", f"{len(words):,}")
         engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
         engine.index(words, create_empty_token=False, show_progress=False)
-        return cls(engine, packed)
+        index = cls(engine, packed)
+        index.frequencies = words.frequencies(engine.scores["indptr"])
+        return index
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
         """Returns the ``k`` passages with the highest score for each question, without those of score 0; none
         if no passage has a word of the question."""
-        best = RunningTopK(len(questions), min(k, self.num_passages))
+        best = RunningTopK(len(questions), max(1, min(k, self.num_passages)))
         for row, question in enumerate(counted(questions, "searching by words", unit="questions")):
             self._offer(best, row, self._scores(question))
         return best.result()
@@ -167,13 +188,21 @@ class Bm25Index(Index):
     def share(self, question: str, score: float) -> float:
         """Returns a score as a share of the highest possible one, that of a text which repeats every word of
         the question without end. Words that no passage has count, too. Returns 1 if the question has no word."""
-        starts = self._engine.scores["indptr"]
         highest = 0.0
         for word in set(lexical_tokens(question)):
-            number = self._engine.vocab_dict.get(word)
-            holders = 0 if number is None else int(starts[number + 1] - starts[number])
-            highest += math.log1p((len(self._ids) - holders + 0.5) / (holders + 0.5))
+            holders = self._num_holders(word)
+            highest += math.log1p((self.num_passages - holders + 0.5) / (holders + 0.5))
         return score / highest if highest else 1.0
+
+    def _holders(self, word: str) -> slice:
+        """Returns the part of the engine's arrays that lists the passages with this word."""
+        number = self._engine.vocab_dict.get(word)
+        starts = self._engine.scores["indptr"]
+        return slice(0, 0) if number is None else slice(int(starts[number]), int(starts[number + 1]))
+
+    def _num_holders(self, word: str) -> int:
+        holders = self._holders(word)
+        return int(holders.stop - holders.start)
 
     def _scores(self, question: str) -> np.ndarray:
         words = self._engine.get_tokens_ids(list(dict.fromkeys(lexical_tokens(question))))
@@ -195,6 +224,9 @@ class Bm25Index(Index):
         self._engine.save(folder, show_progress=False)
         with durable_file(folder / "ids.npy", "wb") as out:
             np.lib.format.write_array(out, self._ids.array, allow_pickle=False)
+        for name, numbers in zip(_FREQUENCIES, self.frequencies or (), strict=False):
+            with durable_file(folder / name, "wb") as out:
+                np.lib.format.write_array(out, numbers, allow_pickle=False)
 
     @classmethod
     def open(cls, folder: Path, settings: Bm25Settings) -> Bm25Index:
@@ -227,4 +259,8 @@ class Bm25Index(Index):
             )
         if not all(type(number) is int and 0 <= number < len(words) for number in words.values()):
             raise InputError("a word has no number", file=folder / "vocab.index.json")
-        return cls(engine, ids)
+        index = cls(engine, ids)
+        if (folder / _FREQUENCIES[0]).is_file():
+            counts, lengths = (map_array(folder / name) for name in _FREQUENCIES)
+            index.frequencies = counts, lengths
+        return index

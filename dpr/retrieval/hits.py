@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from dpr.core.records import Origin, Passage
 from dpr.indexer.bm25 import lexical_spans
@@ -51,6 +52,11 @@ class Hit:
     @property
     def text(self) -> str:
         return self.passage.text
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Returns the fields of the passage besides id, title and text."""
+        return self.passage.metadata or {}
 
     @property
     def origin(self) -> Origin | None:

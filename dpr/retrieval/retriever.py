@@ -6,15 +6,16 @@ import copy
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from dpr.core.errors import ConfigError
-from dpr.core.logs import configure_by_default
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import configure_by_default, counted
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
@@ -25,13 +26,16 @@ from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import Index
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.memory_search import MemorySearch
-from dpr.retrieval.passages import PassageFields, Passages
+from dpr.retrieval.passages import Change, PassageFields, Passages, passages_of
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import Fusion, Search, Side
+from dpr.retrieval.sides import Fusion, Side, living
 from dpr.retrieval.stored_search import StoredSearch, search_settings
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
+
+_ENCODED_AT_ONCE = 8192  # as by dpr embed, so that vectors in memory and in files have the same bits
+_MOST_THREADS = 64  # that search at a time
 
 
 class Retriever(metaclass=Hinting):
@@ -54,16 +58,15 @@ class Retriever(metaclass=Hinting):
     ) -> None:
         if others or not isinstance(search, StoredSearch | MemorySearch):
             raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
-        self.searched: Search = search
+        self.searched = search
         self.modes = search.modes
         self.folder = folder
         self.mode = self._checked_mode(mode or search.mode)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; its reader may clear it."""
-        self._forget()
-
-    def _forget(self) -> None:
         self._lock = threading.RLock()
+        self._changing = threading.RLock()
+        self._searches = threading.Semaphore(_MOST_THREADS)
         self._sides: dict[str, Side] = {}
         self._fields: dict[tuple[tuple[str, str], ...], PassageFields] = {}
 
@@ -99,8 +102,9 @@ class Retriever(metaclass=Hinting):
         settings = search_settings(
             at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer
         )
-        retriever = cls(StoredSearch(settings, device, pooling), mode=mode, folder=at)
+        retriever = cls(StoredSearch(settings, device, pooling, at and at.absolute()), mode=mode, folder=at)
         retriever.sides(retriever.mode)
+        retriever._look()
         return retriever
 
     @classmethod
@@ -150,26 +154,117 @@ class Retriever(metaclass=Hinting):
             )
         if isinstance(model, str):
             model = BiEncoder.load(model, device=resolve_device(device))
-        search = MemorySearch(model)
-        search.add(passages)
-        return cls(search, mode=mode)
+        retriever = cls(MemorySearch(model), mode=mode)
+        retriever.add(passages)
+        return retriever
 
     def add(self, passages: Passages, **others: Any) -> None:
-        """Adds passages in the form that ``build`` takes. In a folder, they are stored there, and its indexes
-        are built again when they are next needed.
+        """Adds passages in the form that ``build`` takes, all or none.
+
+        In a folder, this and other changes are on the disk when the method returns, and other processes that have
+        the folder open see them at their next search. New passages are searched exactly, whatever the index.
 
         Raises:
-            ConfigError, InputError: as ``build``; nothing was added then.
+            ConfigError, InputError: as ``build``, or an id is already in the corpus; nothing was added then.
         """
-        from dpr.retrieval.stored_search import add_to
-
         refuse(others, "add()")
-        with self._lock:
-            if isinstance(self.searched, MemorySearch):
-                self.searched.add(passages)
-            elif isinstance(self.searched, StoredSearch):
-                self.searched = add_to(self.folder, self.searched, passages, self._sides)
-            self._forget()
+        self._change(passages, ())
+
+    def update(self, passages: Passages) -> None:
+        """Replaces passages by those with the same ids, all or none.
+
+        Raises:
+            ConfigError, InputError: as ``add``, or an id is not in the corpus; nothing was replaced then.
+        """
+        self._change(passages, None)
+
+    def delete(self, ids: str | Iterable[str]) -> None:
+        """Deletes the passages with these ids, all or none.
+
+        Raises:
+            ConfigError, InputError: as ``add``, or an id is not in the corpus; nothing was deleted then.
+        """
+        if listed := dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")):
+            self._change((), listed)
+
+    def _change(self, passages: Passages, ids: Iterable[str] | None) -> None:
+        """Adds passages and deletes those with the ``ids``, which are those of ``passages`` if None."""
+        search = self.searched
+        with self._changing, search.changing():
+            self._look()
+            known = None if ids is None else search.num_stored + search.num_added
+            added = list(passages_of(passages, dict(search.kinds), known=known))
+            keys = [str(passage.id) for passage in added]
+            wanted = keys if ids is None else list(ids)
+            gone = search.get(wanted)
+            if not added and not ids:
+                raise InputError("there are no passages")
+            if unknown := [key for key in wanted if key not in gone]:
+                raise InputError(f"the id {unknown[0]!r} is not in the corpus", expected="ids of passages")
+            if ids is not None and (again := sorted(search.get(keys))):
+                line = "update(passages) replaces passages"
+                raise InputError(
+                    f"the id {again[0]!r} is already in the corpus", expected="new ids", hint=line
+                )
+            vectors = None
+            if "dense" in self.modes:
+                dense: Any = self.sides("dense")["dense"]
+                texts = [search.as_encoded(passage) for passage in added]
+                from dpr.embedding.encode import (
+                    TokenBudget,
+                    default_batch_tokens,
+                    encode_within_memory,
+                    tokenize_passages,
+                )
+
+                budget = TokenBudget(default_batch_tokens(dense.model.device))
+                coded = []
+                for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding"):
+                    part = texts[start : start + _ENCODED_AT_ONCE]
+                    tokens = tokenize_passages(dense.model.tensorizer, part)
+                    coded.append(encode_within_memory(dense.model, tokens, budget))
+                vectors = np.concatenate(coded) if coded else None
+            for side in list(self._sides.values()):
+                living(side)
+            change = Change(list(gone.values()), added, vectors)
+            search.store(change)
+            with self._alone():
+                self._apply(change)
+
+    def _look(self) -> None:
+        """Takes up the changes that other processes have stored, unless another thread is changing passages."""
+        if not self.searched.has_news() or not self._changing.acquire(blocking=False):
+            return
+        try:
+            with self._alone():
+                if self.searched.restart():
+                    self._sides.clear()
+                    self._fields.clear()
+                for change in self.searched.news():
+                    self._apply(change)
+        finally:
+            self._changing.release()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Waits until no search is under way, and lets none begin."""
+        for _ in range(_MOST_THREADS):
+            self._searches.acquire()
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._searches.release(_MOST_THREADS)
+
+    def _apply(self, change: Change) -> None:
+        self.searched.apply(change)
+        for side in self._sides.values():
+            living(side).change(*change)
+        for kinds, fields in list(self._fields.items()):
+            try:
+                fields.change(change.gone, change.added)
+            except InputError:  # they are read again, and refused, when a search names them
+                del self._fields[kinds]
 
     @overload
     def search(
@@ -222,28 +317,31 @@ class Retriever(metaclass=Hinting):
             )
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
-        sides = self.sides(mode or self.mode)
+        mode = self._checked_mode(mode or self.mode)
         fusion = self.searched.fusion
         if weight is not None:
             is_share = isinstance(weight, int | float) and 0 <= weight <= 1
-            if len(sides) < 2 or not is_share:
+            if mode != "hybrid" or not is_share:
                 raise ConfigError(
                     f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
                     " mode='hybrid'"
                 )
             fusion = replace(fusion, weight=weight)
-        if where is not None or ids is not None:
-            selected = self.selected_ids(where, ids)
-            if not len(selected):
-                sides = {}
-            sides = {name: self._filtered(side, selected) for name, side in sides.items()}
         answers = [Hits(item) for item in questions]
         asked = [row for row, item in enumerate(questions) if item.strip()]
-        if sides and asked:
-            queries = [self.searched.query_text(questions[row]) for row in asked]
-            for row, hits in zip(asked, self._ranked(sides, fusion, queries, k, texts), strict=True):
-                hits.question = questions[row]
-                answers[row] = hits
+        queries = [self.searched.query_text(questions[row]) for row in asked]
+        self._look()
+        with self._searches:
+            sides = self.sides(mode)
+            if where is not None or ids is not None:
+                selected = self._selected(where, ids)
+                if not len(selected):
+                    sides = {}
+                sides = {name: self._filtered(side, selected) for name, side in sides.items()}
+            found = self._ranked(sides, fusion, queries, k, texts) if sides and asked else ()
+        for row, hits in zip(asked, found, strict=bool(found)):
+            hits.question = questions[row]
+            answers[row] = hits
         return answers[0] if isinstance(question, str) else answers
 
     def sides(self, mode: str) -> dict[str, Side]:
@@ -274,12 +372,22 @@ class Retriever(metaclass=Hinting):
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """Returns the passages with these ids; missing ones are left out."""
+        self._look()
         return self.searched.get(checked_items(ids, (str,), "get()", "an id"))
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(self.get([key]))
+
+    def __iter__(self) -> Iterator[Passage]:
+        """Yields all passages."""
+        self._look()
+        return iter(self.searched)
 
     if not TYPE_CHECKING:  # type checkers would take any name for one that is there
         __getattr__ = missing
 
     def __len__(self) -> int:
+        self._look()
         return self.index(self.mode).num_passages
 
     def __repr__(self) -> str:
@@ -300,15 +408,24 @@ class Retriever(metaclass=Hinting):
         self,
         where: Mapping[str, Any] | None,
         ids: Iterable[str] | np.ndarray | None,
-        fields: PassageFields | None = None,
+        kinds: Mapping[str, str] | None = None,
     ) -> np.ndarray:
         """Returns the ids (n,), ascending and distinct, that match ``where`` and ``ids``; ``search`` takes
         them as ``ids``.
 
         Args:
-            fields: fields that were read before, with the kinds that values must have. Without them, the
-                fields in ``where`` are read when they are first needed, and have the kinds of its values.
+            kinds: fields that ``where`` may name, and the kinds of their values; None = those of the values in
+                ``where``. Fields are read when they are first needed.
         """
+        self._look()
+        return self._selected(where, ids, kinds)
+
+    def _selected(
+        self,
+        where: Mapping[str, Any] | None,
+        ids: Iterable[str] | np.ndarray | None,
+        kinds: Mapping[str, str] | None = None,
+    ) -> np.ndarray:
         is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
         listed: Any = ids if ids is None or is_encoded else _encoded(ids)
         if where is None:
@@ -317,15 +434,20 @@ class Retriever(metaclass=Hinting):
             raise ConfigError(
                 f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
             )
-        if fields is None:
+        if kinds is None:
             kinds = {name: _kind_of(name, value) for name, value in where.items()}
-            key = tuple(sorted(kinds.items()))
-            with self._lock:
-                if key not in self._fields:
-                    self._fields[key] = self.searched.fields(kinds)
-                fields = self._fields[key]
-        matching = fields.matching(where)
+        with self._lock:
+            fields = self.fields(kinds)
+            matching = fields.matching(where)
         return matching if listed is None else matching[is_among(matching, listed)]
+
+    def fields(self, kinds: Mapping[str, str]) -> PassageFields:
+        """Returns the fields of these kinds, which are read when they are first needed."""
+        key = tuple(sorted(kinds.items()))
+        with self._lock:
+            if key not in self._fields:
+                self._fields[key] = PassageFields(kinds, self.searched)
+            return self._fields[key]
 
     def _ranked(
         self, sides: Mapping[str, Side], fusion: Fusion, queries: list[str], k: int, texts: bool
@@ -338,7 +460,7 @@ class Retriever(metaclass=Hinting):
         else:
             (rankings,) = found.values()
         ranked = time.perf_counter()
-        passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
+        passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
         words = sides["bm25"].index if "bm25" in sides else None
         file = self.searched.files[0] if len(self.searched.files) == 1 else None
@@ -385,9 +507,12 @@ def _encoded(ids: Iterable[str]) -> np.ndarray:
 
 def _kind_of(name: str, value: Any) -> str:
     """Returns the kind of field (``dpr/formats/passage_metadata.py``) that a value is compared with."""
-    first = next(iter(value), None) if isinstance(value, list) else value
+    first = value
+    while isinstance(first, list | Mapping):
+        first = next(iter(first.values() if isinstance(first, Mapping) else first), None)
     if kind := kind_of(first):
         return kind
     raise ConfigError(
-        f"where: {name}={value!r} is not a text, a number, True or False, or a list of one of these"
+        f"where: {name}={value!r} is not a text, a number, True or False, a list of one of these, or an operator:"
+        f" {{'gte': 2000}}"
     )

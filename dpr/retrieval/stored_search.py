@@ -3,40 +3,59 @@ imported where they are used, since a search by words needs none."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
 from dpr.core.machine import no_downloads
+from dpr.core.paths import matching_paths
 from dpr.core.records import Passage
 from dpr.core.settings import drop_unused
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.passage_metadata import fields_of
-from dpr.formats.passage_records import origin_record
+from dpr.formats.passage_records import origin_record, passage_of
 from dpr.formats.text_output import durable_text
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.registry import Index, index_class
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.retrieval.passages import Kinds, PassageFields, PassageLookup, Passages, given_items, records_of
+from dpr.retrieval.passages import Change, PassageLookup, Passages, given_items, passages_of
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
-from dpr.retrieval.sides import Fusion, Side, WordSide, open_words, reads_texts
+from dpr.retrieval.sides import (
+    Fusion,
+    Search,
+    Side,
+    WordSide,
+    living,
+    open_words,
+    reads_texts,
+    short_hash,
+)
 from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import MANIFEST
+from dpr.storage.durable import MANIFEST, writing
+from dpr.storage.journal import Journal
 from dpr.storage.leftovers import remove
-from dpr.storage.locks import lock_of, locked
+from dpr.storage.locks import alone_with
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
 
+logger = get_logger(__name__)
+
 _EXACT = {"kind": "exact"}
+_CHANGES = "changes-"
+_LARGE_JOURNAL = 64 * 2**20
 
 
 def search_settings(
@@ -93,14 +112,24 @@ def search_settings(
 
 
 @dataclass
-class StoredSearch:
-    """A search of the passages, vectors and indexes that ``SearchSettings`` name (``Search``). ``pooling`` is that of
+class StoredSearch(Search):
+    """A search of the passages, vectors and indexes that ``SearchSettings`` name. ``pooling`` is that of
     ``CheckpointEncoderConfig``, never from a file."""
 
     settings: SearchSettings
     device: str | None = None
     pooling: str = "cls"
+    folder: Path | None = None
+    """Folder of the settings, which also keeps the changes."""
+    vectors: dict[str, np.ndarray] = field(default_factory=dict)
+    """Vectors (D,) of the added passages."""
     _exact: Index | None = None
+    _most_bytes: int = _LARGE_JOURNAL
+
+    def __post_init__(self) -> None:
+        stored = self.settings
+        weight = DEFAULT_WEIGHT if stored.hybrid_weight is None else stored.hybrid_weight
+        self.fusion = Fusion(weight, stored.hybrid_depth)
 
     @property
     def mode(self) -> str:
@@ -126,13 +155,6 @@ class StoredSearch:
         return reads_texts(self.settings.indexer["kind"])
 
     @property
-    def fusion(self) -> Fusion:
-        """Returns the fusion of a hybrid, a linear one if the folder names none."""
-        stored = self.settings
-        weight = DEFAULT_WEIGHT if stored.hybrid_weight is None else stored.hybrid_weight
-        return Fusion(weight, stored.hybrid_depth)
-
-    @property
     def files(self) -> list[Path]:
         return [source.file for source in self.settings.passages]
 
@@ -145,11 +167,17 @@ class StoredSearch:
         return PassageLookup(self.settings.passages)
 
     def query_text(self, question: str) -> str:
-        """Returns the question in the form that retrievers get."""
         return self.settings.form.query_text(question)
 
     def side(self, mode: str) -> Side:
         """Opens the side ``dense`` or ``bm25``."""
+        side = self._side(mode)
+        self.num_stored = side.index.num_passages
+        if self.gone or self.added:
+            living(side).change(self.stored(self.gone).values(), list(self.added.values()), self._stacked())
+        return side
+
+    def _side(self, mode: str) -> Side:
         stored = self.settings
         sources = stored.passages
         # the folder's own settings are checked whatever the mode is
@@ -170,22 +198,108 @@ class StoredSearch:
     def index_to_filter(self, side: Any) -> Index | None:
         """Returns an index of a side that can search a part of the passages: its own, or else exact search of
         the vectors; None if they are missing."""
-        if side.index.can_filter or isinstance(side, WordSide):
+        index = side.index
+        built = getattr(index, "base", index)
+        if built.can_filter or isinstance(side, WordSide):
             return side.index
         if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
             from dpr.retrieval.dense import open_vector_index
 
             stored = replace(self.settings, indexer=_EXACT, index_path=None)
             self._exact = open_vector_index(self._config(stored), side.model, stored.passages)
-        return self._exact
+        if self._exact is None or built is index:
+            return self._exact
+        view = copy(index)
+        view.base = self._exact
+        return view
 
-    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
-        """Returns the passages with these ids; missing ones are left out."""
+    def stored(self, ids: Iterable[str]) -> dict[str, Passage]:
         return self.passages.get(ids)
 
-    def fields(self, kinds: Mapping[str, str]) -> PassageFields:
-        """Reads the fields by which passages can be filtered."""
-        return PassageFields.read(self.settings.passages, kinds)
+    def __iter__(self) -> Iterator[Passage]:
+        yield from (passage for passage in self.passages if passage.id not in self.gone)
+        yield from super().__iter__()
+
+    @cached_property
+    def journal(self) -> Journal | None:
+        """Returns the file of the changes. Its name stands for the corpus and the vectors that they belong to."""
+        if self.folder is None:
+            return None
+        made_of = [json.dumps(source.identity(), sort_keys=True) for source in self.settings.passages]
+        for pattern in self.settings.encoded_ctx_files:
+            files = (path / MANIFEST if path.is_dir() else path for path in matching_paths(pattern))
+            made_of += [content_sha256(file) for file in files]
+        file = self.folder / f"{_CHANGES}{short_hash(*made_of)[:16]}.jsonl"
+        if not file.exists() and any(self.folder.glob(f"{_CHANGES}*")):
+            logger.warning(
+                "%s holds changes to other passages or vectors, which are not searched", self.folder
+            )
+        return Journal(file)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        if self.folder is None or not (self.folder / SEARCH_JSON).is_file():
+            raise ConfigError(
+                "passages change in a folder with a search.json, or in a retriever in memory; Retriever.build"
+                " makes both"
+            )
+        assert self.journal is not None
+        file = self.folder / SEARCH_JSON
+        ours = self.settings
+        with writing(self.journal.file), alone_with(self.journal.file):
+            there = SearchSettings.read(self.folder)
+            if (there.passages, there.encoded_ctx_files) != (ours.passages, ours.encoded_ctx_files):
+                found = "names other passages than when it was opened"
+                raise InputError(found, file=file, hint="open the folder again")
+            yield
+
+    def as_encoded(self, passage: Passage) -> Passage:
+        return self.settings.passages[0].as_encoded(passage)
+
+    def has_news(self) -> bool:
+        return self.journal is not None and self.journal.has_news()
+
+    def restart(self) -> bool:
+        if self.journal is None or not self.journal.was_rewritten():
+            return False
+        self.added.clear()
+        self.gone.clear()
+        self.vectors.clear()
+        del self.journal  # opened again when it is next needed
+        return True
+
+    def news(self) -> Iterator[Change]:
+        if self.journal is None:
+            return
+        for record in self.journal.read():
+            try:
+                gone = list(self.get(record["gone"]).values())
+                added = [passage_of(one) for one in record["added"]]
+                coded = base64.b64decode(record["vectors"])
+                vectors = np.frombuffer(coded, dtype="<f4").reshape(len(added), -1) if coded else None
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"is not a file of changes ({error})", file=self.journal.file) from None
+            self.num_added = record.get("earlier", self.num_added)
+            yield Change(gone, added, vectors)
+
+    def store(self, change: Change) -> None:
+        assert self.journal is not None
+        if self.journal.end > self._most_bytes:  # most of what it holds may be out of date
+            record = _as_record(list(self.gone), list(self.added.values()), self._stacked())
+            self.journal.rewrite(record | {"earlier": self.num_added - len(self.added)})
+            self._most_bytes = max(_LARGE_JOURNAL, 2 * self.journal.end)
+        gone = [str(passage.id) for passage in change.gone]
+        self.journal.append(_as_record(gone, change.added, change.vectors))
+
+    def _stacked(self) -> np.ndarray | None:
+        return np.array(list(self.vectors.values())) if self.vectors else None
+
+    def apply(self, change: Change) -> None:
+        super().apply(change)
+        for passage in change.gone:
+            self.vectors.pop(str(passage.id), None)
+        if change.vectors is not None:
+            self.vectors |= zip((str(passage.id) for passage in change.added), change.vectors, strict=True)
 
     def _config(self, stored: SearchSettings) -> RetrievalConfig:
         """Returns the settings of such a search for ``dpr retrieve``, checked."""
@@ -246,10 +360,11 @@ def build_in(
         (source,) = resolve_passage_sources([str(passages)], {})
     else:
         source = PassageSource(folder / "corpus.jsonl", "corpus")
-        _write(source.file, passages, 0, {})
+        _write(source.file, passages_of(passages, {}))
     if (folder / SEARCH_JSON).is_file():
         files = [item.file.resolve() for item in SearchSettings.read(folder).passages]
-        if files != [source.file.resolve()]:
+        changes = folder.glob(f"{_CHANGES}*")
+        if files != [source.file.resolve()] or any(path.stat().st_size for path in changes):
             hint = "open the folder, or choose another one"
             raise InputError("names other passages", file=folder / SEARCH_JSON, hint=hint)
     made = SearchSettings(
@@ -282,70 +397,7 @@ def build_in(
     made.write(folder)
 
 
-def add_to(
-    folder: Path | None, search: StoredSearch, passages: Passages, sides: Mapping[str, Any]
-) -> StoredSearch:
-    """Stores more passages in a folder, and returns the search of them all. ``sides`` are those that are open."""
-    if folder is None or not (folder / SEARCH_JSON).is_file():
-        raise ConfigError(
-            "passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build"
-            " makes both"
-        )
-    folder = folder.absolute()  # as the paths that search.json states are read
-    with locked(folder / SEARCH_JSON, file=lock_of(folder / SEARCH_JSON)):
-        old = search.settings
-        if SearchSettings.read(folder).passages != old.passages:
-            found = "names other passages than when it was opened"
-            raise InputError(found, file=folder / SEARCH_JSON, hint="open the folder again, then add")
-        names = {source.file.stem for source in old.passages}
-        number = 1
-        while f"added{number}" in names:
-            number += 1
-        file = folder / f"added{number}.jsonl"
-        vectors = folder / f"added{number}-vectors"
-        words = folder / f"bm25-{number}"
-        index = folder / f"index-{number}"
-        checksum = file.with_name(f"{file.name}.sha256")
-        parts = [file, checksum, folder / f"{vectors.name}_0", words, index]
-        for path in parts:  # left by a killed process
-            remove(path)
-        known = sum(1 for source in old.passages for _ in source.read())
-        kinds: Kinds = {}
-        for source in old.passages:
-            with suppress(InputError):  # the stored passages stay as they are
-                for _ in given_items(source.file, kinds):
-                    pass
-        try:
-            source = replace(old.passages[0], file=file, name=file.stem)
-            _write(file, passages, known, kinds)
-            if again := sorted(search.get(str(passage.id) for passage in source.read())):
-                raise InputError(f"the id {again[0]!r} is already in the corpus", expected="new ids")
-            new = replace(
-                old,
-                passages=[*old.passages, source],
-                bm25_index_path=old.bm25_index_path and str(words),
-                index_path=old.index_path and str(index),
-            )
-            if "dense" in search.modes:
-                from dpr.embedding.job import embed_shard
-
-                dense: Any = sides.get("dense") or search.side("dense")
-                report = embed_shard(dense.model, source, EmbedConfig(out_file=str(vectors)))
-                new = replace(new, encoded_ctx_files=[*old.encoded_ctx_files, str(report.folder)])
-            opened = StoredSearch(new, search.device, search.pooling)
-            opened.side("bm25" if opened.mode == "bm25" else "dense")
-        except BaseException:
-            for path in parts:
-                remove(path)
-            raise
-        new.write(folder)
-        for replaced in {old.index_path, old.bm25_index_path} - {new.index_path, new.bm25_index_path, None}:
-            if Path(str(replaced)).parent == folder:  # another place may be somebody else's
-                remove(Path(str(replaced)))
-        return opened
-
-
-def _write(file: Path, passages: Passages, known: int, kinds: Kinds) -> None:
+def _write(file: Path, passages: Iterable[Passage]) -> None:
     """Writes a corpus of JSON lines, with the fields of its records.
 
     Raises:
@@ -355,19 +407,8 @@ def _write(file: Path, passages: Passages, known: int, kinds: Kinds) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with durable_text(target) as out:
-        for count, (passage, record) in enumerate(records_of(passages, kinds, known=known), 1):
-            metadata = fields_of(record)
-            if passage.origin is not None:
-                metadata |= origin_record(passage.origin)
-            value: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
-            if metadata:
-                value["metadata"] = metadata
-            try:
-                out.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
-            except (TypeError, ValueError) as error:
-                raise InputError(
-                    f"passage {count - 1}: a field cannot be written as JSON ({error})"
-                ) from None
+        for count, passage in enumerate(passages, 1):  # noqa: B007
+            out.write(json.dumps(_record(passage), ensure_ascii=False, allow_nan=False) + "\n")
         if not count:
             raise InputError("there are no passages")
     if target != file:
@@ -377,3 +418,25 @@ def _write(file: Path, passages: Passages, known: int, kinds: Kinds) -> None:
             raise InputError(
                 "holds other passages", file=file, hint="choose another folder, or add() to these"
             )
+
+
+def _as_record(gone: list[str], added: Sequence[Passage], vectors: np.ndarray | None) -> dict[str, Any]:
+    coded = b"" if vectors is None else vectors.astype("<f4").tobytes()
+    return {
+        "gone": gone,
+        "added": [_record(passage) for passage in added],
+        "vectors": base64.b64encode(coded).decode(),
+    }
+
+
+def _record(passage: Passage) -> dict[str, Any]:
+    """Returns the record of a passage in JSON. Raises InputError if a field cannot be written."""
+    value: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
+    if metadata := passage.metadata or (passage.origin and origin_record(passage.origin)):
+        value["metadata"] = dict(metadata)
+        try:
+            json.dumps(metadata, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            found = f"passage {passage.id!r}: a field cannot be written as JSON ({error})"
+            raise InputError(found) from None
+    return value

@@ -82,12 +82,12 @@ Value = str | bool | int | float
 
 
 class Filter(BaseModel):
-    """Restriction of a search to passages with these ids, and with one of the values of each field."""
+    """Restriction of a search to passages with these ids, and whose fields match, as in ``dpr.Retriever.search``."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     ids: list[str] | None = Field(None, min_length=1, max_length=10_000)
-    metadata: dict[str, Value | list[Value]] | None = Field(None, min_length=1)
+    metadata: dict[str, Value | list[Value] | dict[str, Any]] | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def says_something(self) -> Filter:
@@ -397,6 +397,10 @@ def _listed(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
         if texts:
             value["title"] = hit.title
             value["text"] = hit.text
+            if metadata := {
+                name: item for name, item in hit.metadata.items() if item == item
+            }:  # JSON has no NaN
+                value["metadata"] = metadata
         if explain:
             value["file"] = None if hit.file is None else hit.file.name
             if hit.origin is not None:

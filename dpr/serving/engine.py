@@ -26,7 +26,6 @@ from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 from dpr.retrieval.dense import DenseSide, question_batch
 from dpr.retrieval.hits import Hits
-from dpr.retrieval.passages import PassageFields
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_json import SEARCH_JSON
 from dpr.serving.settings import ServeSettings
@@ -46,7 +45,8 @@ class ServedIndex:
     info: Mapping[str, Any]
     """Description in the answer of /info."""
     retriever: Retriever | None = None
-    fields: PassageFields | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Fields to filter by, and the kinds of their values."""
     model: BiEncoder | None = None
     form: QuestionForm = field(default_factory=QuestionForm)
 
@@ -65,7 +65,7 @@ class ServedIndex:
         ids = None
         try:
             if wanted is not None:
-                ids = self.retriever.selected_ids(wanted.get("metadata"), wanted.get("ids"), self.fields)
+                ids = self.retriever.selected_ids(wanted.get("metadata"), wanted.get("ids"), self.kinds)
             found = self.retriever.search(questions, k, mode=self.info["mode"], ids=ids, texts=texts)
         except (ConfigError, InputError) as error:
             if isinstance(error, InputError) and error.file is not None:
@@ -126,7 +126,8 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
         for mode in wanted:
             retriever.sides(mode)
-        fields = retriever.searched.fields(settings.metadata_kinds())
+        kinds = settings.metadata_kinds()
+        fields = retriever.fields(kinds)
 
         dense = None if wanted == ["bm25"] else retriever.sides("dense")["dense"]
         model = dense.model if isinstance(dense, DenseSide) else None
@@ -142,7 +143,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
                 "choices": fields.choices(),
                 "model_fingerprint": None if model is None or mode == "bm25" else model.fingerprint,
             }
-            yield ServedIndex(info | described, retriever, fields, model, form)
+            yield ServedIndex(info | described, retriever, kinds, model, form)
 
 
 @dataclass(eq=False)
@@ -247,7 +248,7 @@ class Engine:
             answers = []
             for job in jobs:
                 value = job.shape([next(results) for _ in job.texts])
-                answers.append(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+                answers.append(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode())
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)

@@ -97,7 +97,7 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
         (lambda _, folder: BiEncoder(folder, trust_remote_code=True), "code in model folders is never run"),
         (lambda _, folder: BiEncoder(folder, pooling="mean"), "settings=EncoderSettings(pooling=...)"),
         (lambda model, _: Retriever(model, ["ba"]), "Retriever.build(model, passages) makes one"),
-        (lambda model, _: Retriever.build(model, ["ba"]).remove(["0"]), "search(question, ids=[...])"),
+        (lambda model, _: Retriever.build(model, ["ba"]).remove(["0"]), "delete(ids) deletes passages"),
         (lambda *_: dpr.TrainingArguments, "BiEncoderTrainer(model, train_sets=..."),
         (lambda *_: BiEncoder("a", query_prefix="query: "), 'BiEncoder.load(name, prompts={"query"'),
         (

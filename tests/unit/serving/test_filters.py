@@ -45,7 +45,7 @@ def test_values_are_listed_where_they_are_few_and_short(
         for place, value in enumerate([*reversed(values), values[0]])
     )
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
-    fields = PassageFields.read([PassageSource(tmp_path / "c.jsonl")], {"name": "text"})
+    fields = PassageFields({"name": "text"}, PassageSource(tmp_path / "c.jsonl").read())
     assert fields.choices() == {"name": values if is_listed else None}
 
 
@@ -65,6 +65,7 @@ def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) 
         ({"metadata": {"section": "a", "year": [2000, 2003, 1999]}}, [0, 8, 10, 18, 20, 28]),
         ({"ids": ["p002", "p004", "p005", "unknown"], "metadata": {"section": "a"}}, [2, 4]),
         ({"metadata": {"year": 1999}}, []),
+        ({"metadata": {"year": {"gte": 2001, "not": 2004}}}, [n for n in range(30) if n % 5 in (1, 2, 3)]),
         *(({"ids": [unknown]}, []) for unknown in ("unknown", "p001\0", "x" * 1024, "\u00e9" * 1024)),
     ):
         expected = {f"p{number:03d}" for number in numbers}
@@ -107,6 +108,7 @@ def test_a_long_id_does_not_make_all_ids_as_long() -> None:
         ({"metadata": {"chapter": "a"}}, "no field 'chapter' to filter by, expected section, year"),
         ({"metadata": {"year": "2000"}}, "filter by year='2000', expected int"),
         ({"metadata": {"year": True}}, "expected int"),
+        ({"metadata": {"year": {"$gte": 2000}}}, "expected the operators gt, gte, lt, lte, any, all, not"),
         ({}, "names neither ids nor metadata"),
         ({"ids": []}, "filter.ids"),
         ({"ids": [1]}, "filter.ids.0"),
@@ -117,3 +119,15 @@ def test_a_filter_that_cannot_be_meant_is_refused(client: Any, wanted: dict[str,
     answer = client.post("/search", json={"queries": ["ka"], "filter": wanted})
     assert answer.status_code == 422
     assert words in answer.json()["error"]
+
+
+def test_passages_that_another_process_adds_are_found_with_their_fields(world: World, tmp_path: Path) -> None:
+    rows = [{"id": str(one.id), "text": one.text, "year": 2000} for one in world.passages[:5]]
+    other = Retriever.build(None, rows, folder=tmp_path / "run")
+    with served({"run": tmp_path / "run"}, metadata="year:int") as client:
+        for key, number in (("new", 1), ("other", 2)):
+            other.add([{"id": key, "text": "zebra", "year": 2020, "tags": ["x"]}])
+            body = {"queries": ["zebra"], "filter": {"metadata": {"year": {"gt": 2010}}}}
+            hits = client.post("/search", json=body).json()["results"][0]
+            assert len(hits) == number and hits[-1]["id"] == key
+            assert hits[0]["metadata"] == {"year": 2020, "tags": ["x"]}
