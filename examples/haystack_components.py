@@ -32,7 +32,7 @@ class DprDocumentEmbedder:
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
-        passages = [Passage(each.content or "", str(each.meta.get("title", ""))) for each in documents]
+        passages = [Passage(each.content or "", each.meta.get("title") or "") for each in documents]
         vectors = self.model.encode_passages(passages).tolist()
         embedded = [replace(each, embedding=vector) for each, vector in zip(documents, vectors, strict=True)]
         return {"documents": embedded}

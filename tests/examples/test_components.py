@@ -15,7 +15,7 @@ QUESTION = "ba be bi"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> BiEncoder:
-    return tiny_model(tmp_path_factory.mktemp("model"), dtype=torch.float32)
+    return tiny_model(tmp_path_factory.mktemp("model"), dtype=torch.float32, normalize=True)
 
 
 def installed(module: str) -> Any:
@@ -40,7 +40,7 @@ def test_langchain(retriever: Retriever, model: BiEncoder) -> None:
     from langchain_core.runnables import RunnableLambda
     from langchain_core.vectorstores import InMemoryVectorStore
 
-    from examples.langchain_retriever import DprEmbeddings, DprRetriever
+    from examples.langchain_retriever import DprRetriever
 
     options = {"mode": "bm25", "where": {"even": True}}
     expected = retriever.search(QUESTION, 5, **options)
@@ -54,7 +54,7 @@ def test_langchain(retriever: Retriever, model: BiEncoder) -> None:
     ]
 
     texts = {passage.text: passage.id for passage in retriever}
-    store = InMemoryVectorStore.from_texts(list(texts), DprEmbeddings(model))
+    store = InMemoryVectorStore.from_texts(list(texts), model)
     plain = Retriever.build(model, [{"id": key, "text": text} for text, key in texts.items()])
     nearest = [texts[item.page_content] for item in store.similarity_search(QUESTION, k=5)]
     assert nearest == [hit.id for hit in plain.search(QUESTION, 5)]
@@ -72,8 +72,7 @@ def test_llama_index(retriever: Retriever) -> None:
     assert [item.node.metadata for item in found] == [{"even": False, "title": hit.title} for hit in expected]
 
 
-def test_haystack(retriever: Retriever, model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+def test_haystack(retriever: Retriever, model: BiEncoder) -> None:
     haystack = installed("haystack")
     from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
     from haystack.document_stores.in_memory import InMemoryDocumentStore
