@@ -9,7 +9,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import configure_by_default
-from dpr.core.other_names import refuse
+from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path
 from dpr.core.settings import listed
 from dpr.data.text import normalize_question
@@ -23,6 +23,8 @@ from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.rankings import facts_of, rankings_of
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.suites import judged_samples, read_suite
+
+_EXPECTED = "evaluate(model, queries, corpus, qrels), in this order and with the same ids"
 
 
 def evaluate(
@@ -69,6 +71,9 @@ def evaluate(
         InputError: a record cannot be used (says which), or the ids do not belong together.
     """
     refuse(others, "evaluate()")
+    if not isinstance(model, BiEncoder | Retriever | str | Path):
+        kind = type(model).__name__
+        raise ConfigError(f"model is of type {kind}{hint(kind) or hint('evaluate')}")
     configure_by_default()
     wanted = checked_names(listed(metrics))
     k = max([k, *map(cutoff_of, wanted)])
@@ -96,7 +101,7 @@ def evaluate(
         raise InputError(
             f"no question has judgements or answers: the first question is {asked[0].id!r}, the first judgements"
             f" are those of {[*(judged or ())][:3]}",
-            expected="evaluate(model, queries, corpus, qrels), with the same ids in all of them",
+            expected=_EXPECTED,
         )
     evaluator = Evaluator(questions, judged, "string" if judged is None else None, k, metrics=wanted)
 
@@ -105,6 +110,11 @@ def evaluate(
     else:
         passages = list(given_passages(corpus))
         ids = {str(passage.id) for passage in passages}
+        relevant = set(evaluator.relevant())
+        if len(relevant & ids) < len(relevant & {question.id for question in asked}):
+            raise InputError(
+                "more of the passages judged relevant are questions than passages", expected=_EXPECTED
+            )
         evaluator.require_relevant(ids, f"one of the corpus is {min(ids, default=None)!r}")
         retriever = Retriever.build(None if model == "bm25" else model, passages, device=device)
     mode = mode or retriever.mode
