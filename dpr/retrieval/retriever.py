@@ -225,7 +225,7 @@ class Retriever(metaclass=Hinting):
                     coded.append(encode_within_memory(dense.model, tokens, budget))
                 vectors = np.concatenate(coded) if coded else None
             for side in list(self._sides.values()):
-                living(side)
+                living(side, search)
             change = Change(list(gone.values()), added, vectors)
             search.store(change)
             with self._alone():
@@ -259,7 +259,7 @@ class Retriever(metaclass=Hinting):
     def _apply(self, change: Change) -> None:
         self.searched.apply(change)
         for side in self._sides.values():
-            living(side).change(*change)
+            living(side, self.searched).change(*change)
         for kinds, fields in list(self._fields.items()):
             try:
                 fields.change(change.gone, change.added)
@@ -463,7 +463,8 @@ class Retriever(metaclass=Hinting):
         passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
         words = sides["bm25"].index if "bm25" in sides else None
-        file = self.searched.files[0] if len(self.searched.files) == 1 else None
+        sources = self.searched.sources
+        file = sources[0].file if len(sources) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
             places: dict[str, dict[str, Place]] = {}
