@@ -197,10 +197,11 @@ def evaluate_questions(
     ``run`` counts as 0."""
     at = sorted(set(cutoffs))
     names = [name for metric in METRICS for name in metric.named((0,) if metric.cutoffs == (0,) else at)]
-    rankings = {}
+    rankings: dict[str, Ranking] = {}
     for question, scored in run.items():
-        is_ranked = not isinstance(scored, Mapping)
-        rankings[question] = scored if is_ranked else sorted(scored.items(), key=lambda item: -item[1])
+        if isinstance(scored, Mapping):
+            scored = sorted(scored.items(), key=lambda item: -item[1])
+        rankings[question] = scored
     return values_of(rankings, with_relevant(qrels), names)
 
 

@@ -71,8 +71,9 @@ def evaluate(
         InputError: a record cannot be used (says which), or the ids do not belong together.
     """
     refuse(others, "evaluate()")
-    if not isinstance(model, BiEncoder | Retriever | str | Path):
-        kind = type(model).__name__
+    given: Any = model
+    if not isinstance(given, BiEncoder | Retriever | str | Path):
+        kind = type(given).__name__
         raise ConfigError(f"model is of type {kind}{hint(kind) or hint('evaluate')}")
     configure_by_default()
     wanted = checked_names(listed(metrics))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import configure_by_default, counted
+from dpr.core.logs import ProgressBar, configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
@@ -218,11 +218,17 @@ class Retriever(metaclass=Hinting):
                 )
 
                 budget = TokenBudget(default_batch_tokens(dense.model.device))
+                progress = ProgressBar("embedding", len(texts), quiet=None)
                 coded = []
-                for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding"):
-                    part = texts[start : start + _ENCODED_AT_ONCE]
-                    tokens = tokenize_passages(dense.model.tensorizer, part)
-                    coded.append(encode_within_memory(dense.model, tokens, budget))
+                try:
+                    for start in range(0, len(texts), _ENCODED_AT_ONCE):
+                        part = texts[start : start + _ENCODED_AT_ONCE]
+                        tokens = tokenize_passages(dense.model.tensorizer, part)
+                        coded.append(
+                            encode_within_memory(dense.model, tokens, budget, on_batch=progress.advance)
+                        )
+                finally:
+                    progress.close()
                 vectors = np.concatenate(coded) if coded else None
             for side in list(self._sides.values()):
                 living(side, search)
