@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +98,9 @@ def evaluate(
     asked = given_questions(queries)
     questions = [each for each in asked if (each.answers if judged is None else each.id in judged)]
     if not questions:
+        first = asked[0].id if asked else None
         raise InputError(
-            f"no question has judgements or answers: the first question is {asked[0].id!r}, the first judgements"
+            f"no question has judgements or answers: the first question is {first!r}, the first judgements"
             f" are those of {[*(judged or ())][:3]}",
             expected=_EXPECTED,
         )
@@ -111,7 +111,7 @@ def evaluate(
     else:
         passages = list(given_passages(corpus))
         ids = {str(passage.id) for passage in passages}
-        relevant = set(evaluator.relevant())
+        relevant = evaluator.relevant()
         if len(relevant & ids) < len(relevant & {question.id for question in asked}):
             raise InputError(
                 "more of the passages judged relevant are questions than passages", expected=_EXPECTED
@@ -119,11 +119,7 @@ def evaluate(
         evaluator.require_relevant(ids, f"one of the corpus is {min(ids, default=None)!r}")
         retriever = Retriever.build(None if model == "bm25" else model, passages, device=device)
     mode = mode or retriever.mode
-    fusion = retriever.searched.fusion
-    if weight is not None:
-        if mode != "hybrid" or not 0 <= weight <= 1:
-            raise ConfigError(f"weight={weight}: give a share from 0 to 1, with mode='hybrid'")
-        fusion = replace(fusion, weight=weight)
+    fusion = retriever.fusion(mode, weight)
     texts = [retriever.searched.query_text(question.text) for question in questions]
     sides = retriever.sides(mode)
     found = rankings_of([mode], sides, questions, texts, fusion=fusion, k=k, skip_same_id=skip_same_id)

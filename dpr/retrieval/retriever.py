@@ -324,15 +324,7 @@ class Retriever(metaclass=Hinting):
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
         mode = self._checked_mode(mode or self.mode)
-        fusion = self.searched.fusion
-        if weight is not None:
-            is_share = isinstance(weight, int | float) and 0 <= weight <= 1
-            if mode != "hybrid" or not is_share:
-                raise ConfigError(
-                    f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
-                    " mode='hybrid'"
-                )
-            fusion = replace(fusion, weight=weight)
+        fusion = self.fusion(mode, weight)
         answers = [Hits(item) for item in questions]
         asked = [row for row, item in enumerate(questions) if item.strip()]
         queries = [self.searched.query_text(questions[row]) for row in asked]
@@ -358,6 +350,21 @@ class Retriever(metaclass=Hinting):
                 if name not in self._sides:
                     self._sides[name] = self.searched.side(name)
             return {name: self._sides[name] for name in names}
+
+    def fusion(self, mode: str, weight: float | None) -> Fusion:
+        """Returns the fusion of a hybrid with this weight of the dense side; None = the folder's.
+
+        Raises:
+            ConfigError: the weight is not a share, or ``mode`` has no use for it.
+        """
+        fusion = self.searched.fusion
+        if weight is None:
+            return fusion
+        if mode != "hybrid" or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+            raise ConfigError(
+                f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with mode='hybrid'"
+            )
+        return replace(fusion, weight=weight)
 
     def index(self, mode: str) -> Index:
         """Returns the index that ``mode`` searches; for a hybrid, the index of the vectors."""

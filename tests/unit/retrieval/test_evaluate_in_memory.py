@@ -137,6 +137,7 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
     ("change", "message"),
     [
         ({"queries": {"p000": "a"}}, r"the first question is 'p000', .*those of \['q0', 'q1', 'q2'\]"),
+        ({"queries": []}, "the first question is None"),
         ({"corpus": ["a", "b"]}, "none of the 13 passages judged relevant is in the corpus"),
         ({"corpus": {"p000": 5}}, "passage p000: the number 5, expected a text"),
         ({"corpus": None}, "NoneType, expected a file, a dictionary by id"),
