@@ -150,7 +150,7 @@ def main() -> None:
         row(corpus, "", "bm25 share", values)
     for corpus in ("docs", "cranfield", "npl", "squad"):
         opened = Retriever.open(runs / corpus)
-        passages = [passage for file in opened.searched.files for passage in read_passages(file)]
+        passages = [passage for source in opened.searched.sources for passage in read_passages(source.file)]
         encoders = {"static": opened}
         if len(sys.argv) > 3:
             some = passages[:_MOST_PASSAGES]
