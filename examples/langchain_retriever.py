@@ -1,12 +1,15 @@
-"""A LangChain retriever over a ``dpr.Retriever``: a run folder, or passages in memory."""
+"""A LangChain retriever over a ``dpr.Retriever``, and LangChain embeddings by a ``dpr.BiEncoder``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field
+
+from dpr import BiEncoder
 
 
 class DprRetriever(BaseRetriever):
@@ -18,7 +21,20 @@ class DprRetriever(BaseRetriever):
     options: dict[str, Any] = Field(default_factory=dict)
 
     def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
-        hits = self.retriever.search(query, self.k, **self.options)
         return [
-            Document(hit.text, id=hit.id, metadata={"title": hit.title, "score": hit.score}) for hit in hits
+            Document(hit.text, id=hit.id, metadata={**hit.metadata, "title": hit.title, "score": hit.score})
+            for hit in self.retriever.search(query, self.k, **self.options)
         ]
+
+
+class DprEmbeddings(Embeddings):
+    """``InMemoryVectorStore(DprEmbeddings(dpr.BiEncoder("runs/first")))``."""
+
+    def __init__(self, model: BiEncoder) -> None:
+        self.model = model
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return self.model.encode_passages(texts).tolist()
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.model.encode_questions(text).tolist()
