@@ -244,12 +244,12 @@ def number_table(runs_by_number: Mapping[int, Sequence[Run]], recipe: str) -> st
         cells = [str(number)]
         for name in names:
             some = [run for run in runs if run.name == name]
-            cells.append(difference_cell(some, system_of(recipe, CHOSEN), system_of(recipe, BASE)) if some else "")
+            cells.append(
+                difference_cell(some, system_of(recipe, CHOSEN), system_of(recipe, BASE)) if some else ""
+            )
         for system in (CHOSEN, AVERAGE, TUNED):
             cells.append(difference_cell(runs, system_of(recipe, system), system_of(recipe, BASE)))
-        cells.append(
-            difference_cell(runs, system_of(recipe, CHOSEN_HYBRID), system_of(recipe, BASE_HYBRID))
-        )
+        cells.append(difference_cell(runs, system_of(recipe, CHOSEN_HYBRID), system_of(recipe, BASE_HYBRID)))
         rows.append(cells)
     heads = ["labels", *names, f"mean, {CHOSEN}", f"mean, {AVERAGE}", f"mean, {TUNED}", "mean, hybrid"]
     return markdown(heads, rows)
