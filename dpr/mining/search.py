@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ TRAINING_PASSAGES = "corpus.jsonl"
 _AT_ONCE = 8192
 _BY_TEXT = "rows_by_text"
 _MADE = "text:"
+_MOST_SAME_TEXT = 100  # passages, of which one has the title that is looked for
 
 
 class MiningCorpus:
@@ -80,7 +81,7 @@ class MiningCorpus:
     def row_of(self, passage: Passage) -> int | None:
         """Returns the row of the passage with this text: of several, the first one with this title, or else the
         first."""
-        rows = list(self._by_text.rows(text_hash(plain(passage.text))))
+        rows = list(islice(self._by_text.rows(text_hash(plain(passage.text))), _MOST_SAME_TEXT))
         if len(rows) > 1:
             title = plain(passage.title)
             rows.sort(key=lambda row: plain(self.texts.passage(self.id_at(row)).title) != title)
