@@ -237,7 +237,13 @@ def set_table(runs: Sequence[Run], recipe: str) -> str:
 
 def number_table(runs_by_number: Mapping[int, Sequence[Run]], recipe: str) -> str:
     """Returns the table of gains over the base model by the number of labels: of the chosen model by collection,
-    and the means of the average, the fine-tuned model and the hybrid."""
+    and the means of the average, the fine-tuned model and the hybrid. Splits that some number lacks are left out."""
+    splits = [{(run.name, run.seed) for run in runs} for runs in runs_by_number.values()]
+    shared = set.intersection(*splits)
+    runs_by_number = {
+        number: [run for run in runs if (run.name, run.seed) in shared]
+        for number, runs in runs_by_number.items()
+    }
     names = list(dict.fromkeys(run.name for runs in runs_by_number.values() for run in runs))
     rows = []
     for number, runs in sorted(runs_by_number.items()):
