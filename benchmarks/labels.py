@@ -5,12 +5,14 @@ toolkit's trainer and by sentence-transformers' own trainer: benchmarks/results/
     python -m benchmarks.labels train --data ../shared/data --model models/minilm --out runs/labels
     python -m benchmarks.labels train ... --theirs 2e-5 1e-4
     python -m benchmarks.labels table --data ../shared/data --out runs/labels
+    python -m benchmarks.labels numbers --data ../shared/data --out runs/labels --labels 50 100 200 400 800
     python -m benchmarks.labels rule --out runs/labels
 
 The labelled questions of a collection are split by passage into train, choice and test. Each training is judged
 by a search of all passages with the choice and test questions: with the fine-tuned weights, with their average
 with the base model, and with the hybrid of each and BM25 at every weight. ``train`` keeps each result in --out and
-skips those that are there. ``table`` compares them; ``rule`` simulates how ``dpr adapt`` chooses a model.
+skips those that are there. ``table`` compares them, ``numbers`` compares the gains by the number of labels, and
+``rule`` simulates how ``dpr adapt`` chooses a model.
 """
 
 from __future__ import annotations
@@ -553,6 +555,12 @@ def main() -> None:
     comparing.add_argument("--out", type=Path, required=True)
     comparing.add_argument("--labels", type=int, default=600)
     comparing.add_argument("--ours", default="plain", help="the recipe that is compared by set")
+    counting = commands.add_parser("numbers")
+    counting.add_argument("--data", type=Path, required=True)
+    counting.add_argument("--out", type=Path, required=True)
+    counting.add_argument("--sets", nargs="+", default=["Amazon", "MedQuAD", "SQuAD", "New Wikipedia"])
+    counting.add_argument("--labels", type=int, nargs="+", required=True)
+    counting.add_argument("--ours", default="plain")
     simulating = commands.add_parser("rule")
     simulating.add_argument("--out", type=Path, required=True)
     simulating.add_argument("--labels", type=int, default=600)
@@ -567,6 +575,10 @@ def main() -> None:
     if given.command == "table":
         readers = collections(given.data)
         print(labels_table.tables(labels_table.read_runs(given.out, given.labels, readers), given.ours))
+    elif given.command == "numbers":
+        readers = {name: read for name, read in collections(given.data).items() if name in given.sets}
+        by_number = {number: labels_table.read_runs(given.out, number, readers) for number in given.labels}
+        print(labels_table.number_table(by_number, given.ours))
     else:
         print(labels_table.simulation(given.out, given.labels, given.recipes, given.draws))
 

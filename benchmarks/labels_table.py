@@ -168,7 +168,11 @@ def mean_cell(runs: Sequence[Run], values: Values) -> str:
 
 def difference_cell(runs: Sequence[Run], values: Values, less: Values) -> str:
     """Returns a mean difference with its interval."""
-    found = over_questions(runs, values, less)
+    return difference_cell_of(over_questions(runs, values, less))
+
+
+def difference_cell_of(found: Estimate) -> str:
+    """Returns a mean difference with its interval."""
     return f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
@@ -228,6 +232,32 @@ def set_table(runs: Sequence[Run], recipe: str) -> str:
         chosen = [run.chosen(recipe) for run in some]
         cells += [str(chosen.count(system)) for system in (BASE, AVERAGE, TUNED)]
         rows.append(cells)
+    return markdown(heads, rows)
+
+
+def number_table(runs_by_number: Mapping[int, Sequence[Run]], recipe: str) -> str:
+    """Returns the table of gains over the base model by the number of labels: of the chosen model by collection,
+    and the means of the average, the fine-tuned model and the hybrid. Splits that some number lacks are left out."""
+    splits = [{(run.name, run.seed) for run in runs} for runs in runs_by_number.values()]
+    shared = set.intersection(*splits)
+    runs_by_number = {
+        number: [run for run in runs if (run.name, run.seed) in shared]
+        for number, runs in runs_by_number.items()
+    }
+    names = list(dict.fromkeys(run.name for runs in runs_by_number.values() for run in runs))
+    rows = []
+    for number, runs in sorted(runs_by_number.items()):
+        cells = [str(number)]
+        for name in names:
+            some = [run for run in runs if run.name == name]
+            cells.append(
+                difference_cell(some, system_of(recipe, CHOSEN), system_of(recipe, BASE)) if some else ""
+            )
+        for system in (CHOSEN, AVERAGE, TUNED):
+            cells.append(difference_cell(runs, system_of(recipe, system), system_of(recipe, BASE)))
+        cells.append(difference_cell(runs, system_of(recipe, CHOSEN_HYBRID), system_of(recipe, BASE_HYBRID)))
+        rows.append(cells)
+    heads = ["labels", *names, f"mean, {CHOSEN}", f"mean, {AVERAGE}", f"mean, {TUNED}", "mean, hybrid"]
     return markdown(heads, rows)
 
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from dpr import Passage, Retriever
-from dpr.formats.corpora import read_passages
 from dpr.indexer.bm25 import lexical_tokens
 
 _MOST_QUESTIONS = 200
@@ -150,7 +149,7 @@ def main() -> None:
         row(corpus, "", "bm25 share", values)
     for corpus in ("docs", "cranfield", "npl", "squad"):
         opened = Retriever.open(runs / corpus)
-        passages = [passage for file in opened.searched.files for passage in read_passages(file)]
+        passages = list(opened)
         encoders = {"static": opened}
         if len(sys.argv) > 3:
             some = passages[:_MOST_PASSAGES]

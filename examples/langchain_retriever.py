@@ -1,4 +1,5 @@
-"""A LangChain retriever over a ``dpr.Retriever``: a run folder, or passages in memory."""
+"""A LangChain retriever over a ``dpr.Retriever``. A ``dpr.BiEncoder`` is LangChain's embeddings as it is:
+``InMemoryVectorStore(dpr.BiEncoder("runs/first"))``."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class DprRetriever(BaseRetriever):
     options: dict[str, Any] = Field(default_factory=dict)
 
     def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
-        hits = self.retriever.search(query, self.k, **self.options)
         return [
-            Document(hit.text, id=hit.id, metadata={"title": hit.title, "score": hit.score}) for hit in hits
+            Document(hit.text, id=hit.id, metadata={**hit.metadata, "title": hit.title, "score": hit.score})
+            for hit in self.retriever.search(query, self.k, **self.options)
         ]

@@ -16,9 +16,13 @@ class DprRetriever(BaseRetriever):
 
     def __init__(self, retriever: Retriever, *, k: int = 10, **options: Any) -> None:
         super().__init__()
-        self.retriever, self.k, self.options = retriever, k, options
+        self.retriever = retriever
+        self.k = k
+        self.options = options
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        hits = self.retriever.search(query_bundle.query_str, self.k, **self.options)
-        nodes = [TextNode(id_=hit.id, text=hit.text, metadata={"title": hit.title}) for hit in hits]
-        return [NodeWithScore(node=node, score=hit.score) for node, hit in zip(nodes, hits, strict=True)]
+        nodes = []
+        for hit in self.retriever.search(query_bundle.query_str, self.k, **self.options):
+            node = TextNode(id_=hit.id, text=hit.text, metadata={**hit.metadata, "title": hit.title})
+            nodes.append(NodeWithScore(node=node, score=hit.score))
+        return nodes

@@ -13,10 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before anything imports a Hugging Face library, since these read the environment at import time. Inherited
-# by child processes.
+# Before anything imports a library that reads these at import time. Inherited by child processes.
 os.environ.update(
-    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_TELEMETRY="1"
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HAYSTACK_TELEMETRY_ENABLED="False",
 )
 
 # Modules and tests are never garbage: none is looked for while they are loaded, nor among them afterwards.

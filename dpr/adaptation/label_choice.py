@@ -1,7 +1,7 @@
 """The rule by which ``dpr adapt train=`` chooses a model and its weight in the hybrid, on the dev questions.
 
-Another choice replaces the default only if it is better by more than ``MARGIN`` standard errors of the difference,
-question by question. How often this goes wrong is measured (benchmarks/results/labels.md).
+A choice counts as better than another only by more than ``MARGIN`` standard errors of the difference, question by
+question. How often this goes wrong is measured (benchmarks/results/labels.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dpr.evaluation.significance import estimate
 from dpr.formats.metrics_files import MetricsFile
 
 MARGIN = 1.0
-"""Standard errors by which another choice must be better than the default."""
+"""Standard errors by which a choice must be better than another."""
 WEIGHTS = tuple(step / 10 for step in range(11))
 """Weights of a model in the hybrid: 0 is BM25 alone, 1 the model alone."""
 BASE = "base model"
@@ -45,10 +45,14 @@ def chosen_model(measured: Measured) -> str:
 
 
 def chosen_weight(measured: Measured, name: str) -> float:
-    """Returns the weight with the best hybrid if it is better than the default weight, else that."""
-    best = max(WEIGHTS, key=lambda weight: measured[name, weight].metrics[METRIC])
-    is_chosen = is_better(values_of(measured[name, best]), values_of(measured[name, WEIGHT_OF_GIVEN]))
-    return best if is_chosen else WEIGHT_OF_GIVEN
+    """Returns the weight nearest to the default that is not worse than the best one."""
+
+    def metric(weight: float) -> float:
+        return measured[name, weight].metrics[METRIC]
+
+    best = values_of(measured[name, max(WEIGHTS, key=metric)])
+    nearest = sorted(WEIGHTS, key=lambda weight: (round(abs(weight - WEIGHT_OF_GIVEN), 1), -metric(weight)))
+    return next(weight for weight in nearest if not is_better(best, values_of(measured[name, weight])))
 
 
 def is_better(values: Sequence[float], than: Sequence[float]) -> bool:

@@ -139,8 +139,9 @@ def adapt_to_labels(stages: Stages, config: AdaptSettings, texts: AdaptTexts) ->
         print_results(search_with(stages, config, texts, split, split, used, at), weights, searched, split)
     if not has_dev:
         print(
-            f"\n{counts['dev questions']} questions to choose by are too few, so the base model was not fine-tuned."
-            f" Some are held out for that from {LEAST_LABELS} labelled questions on."
+            f"\nThe base model was not fine-tuned: a choice needs {LEAST_DEV} dev questions, and there are"
+            f" {counts['dev questions']}. From {LEAST_LABELS} labelled questions on, some are held out for it;"
+            " dev=FILE names others."
         )
     elif split == DEV:
         print(

@@ -15,19 +15,23 @@ _LINES = {
     "fit old_fit Trainer TrainingArguments SentenceTransformerTrainer SentenceTransformerTrainingArguments": (
         "BiEncoderTrainer(model, train_sets=..., output_dir=..., batch_size=32).train() trains"
     ),
-    "SentenceTransformer CrossEncoder": "dpr.BiEncoder(name_or_folder) opens a model of sentence-transformers",
+    "SentenceTransformer CrossEncoder": (
+        "dpr.BiEncoder(name_or_folder) opens a model of sentence-transformers,"
+        " dpr.BiEncoder.from_sentence_transformers(model) one in memory"
+    ),
     "InputExample": "a training set may be a list of (question, passage), with negatives behind them",
     "tokenize": "model.tokenizer(texts) tokenises",
     "evaluate eval Evaluator InformationRetrievalEvaluator EvaluateRetrieval model_card_data": (
-        "dpr.evaluate(model, queries, corpus, qrels) computes the metrics of retrieval, dpr.evaluate_questions those"
-        " of rankings; the evaluators of sentence-transformers take the model"
+        "dpr.evaluate(model, queries, corpus, qrels) computes the metrics of retrieval,"
+        " dpr.mean_metrics(dpr.evaluate_questions(run, qrels)) those of rankings; the evaluators of"
+        " sentence-transformers take the model"
     ),
     "relevant_docs relevant": "qrels={question id: {passage id, ...}}",
     "MultipleNegativesRankingLoss CachedMultipleNegativesRankingLoss": (
         "the default loss uses in-batch negatives (loss= names others); temperature=0.05 is its scale of 20"
     ),
     "mine_hard_negatives": "dpr.mine_hard_negatives(pairs, model, corpus=passages) mines hard negatives",
-    "num_negatives": "per_question=5",
+    "num_negatives": "per_question={}",
     "range_min range_max": "from_rank=11, to_rank=50 take ranks 11 to 50",
     "relative_margin absolute_margin max_score": "max_relative_score=0.95 is a relative margin of 0.05",
     "encode index": "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches",
@@ -50,7 +54,9 @@ _LINES = {
         'encode(texts, precision="bf16") sets the arithmetic, model.to(torch.bfloat16) the type of weights,'
         " options=TowerOptions(...) how towers run"
     ),
-    "tokenizer_kwargs processor_kwargs preprocess get_max_seq_length": "model.max_seq_length = 256 sets the longest text in tokens",
+    "tokenizer_kwargs processor_kwargs preprocess get_max_seq_length max_length": (
+        "model.max_seq_length = 256 sets the longest text in tokens"
+    ),
     "output_value": "encode returns one vector for each text; output_value stays sentence_embedding",
     "aembed_query aembed_documents": "await asyncio.to_thread(model.embed_query, text)",
     "cos_sim pytorch_cos_sim dot_score pairwise_cos_sim pairwise_dot_score normalize_embeddings SimilarityFunction": (
@@ -90,9 +96,10 @@ _LINES = {
     "count count_documents": "len(retriever)",
     "set": "corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels: FOLDER/qrels/test.tsv",
     "ids metadata metadatas titles": 'passages=[{"id": "a", "title": "", "text": "...", "year": 2020}, ...]',
-    "top_k topk n limit n_results num_results": "k=5",
+    "top_k topk n limit n_results num_results": "k={}",
     "filter filters": 'where={"language": "en", "year": [2020, 2021]}',
     "hybrid alpha": 'mode="hybrid", weight=0.5',
+    "batch_size show_progress_bar show_progress": "leave it out: progress is shown, and batches are chosen to fit into memory",
     "save_model save_state": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
     "early_stopping_patience": "callbacks=[dpr.EarlyStopping(patience=3)]",
     "TrainerCallback add_callback remove_callback pop_callback callback": (
@@ -101,7 +108,6 @@ _LINES = {
     "TripletLoss MultipleNegativesSymmetricRankingLoss": (
         "hard negatives of the data count in the default loss; symmetric_weight=1 scores both ways"
     ),
-    "get_by_ids": "retriever.get(ids) returns passages",
     "as_retriever batch similarity_search_with_score similarity_search_with_relevance_scores max_marginal_relevance_search": (
         "retriever.search(question, k=5) returns hits, each with its score; a list of questions gives a list of lists"
     ),
@@ -122,8 +128,12 @@ _LINES = {
     "log log_metrics save_metrics": "output_dir has metrics.jsonl; a dpr.Callback logs more",
     "get_train_dataloader": "trainer.micro_batches() yields the batches",
     "hyperparameter_search": "make a trainer for each value, with an output_dir of its own",
-    "adam_beta1 adam_beta2": "adam_betas='(0.9, 0.999)'",
+    "adam_beta1": "adam_betas='({}, 0.999)'",
+    "adam_beta2": "adam_betas='(0.9, {})'",
     "warmup_ratio warmup_steps": "absent = a tenth of the run's steps, warmup_steps=N = N steps",
+    "metric_for_best_model": (
+        "leave it out for the loss on dev_sets; best_metric='eval/NAME/ndcg@10' is a metric of a validation"
+    ),
     "load_best_model_at_end": "BiEncoder.load(output_dir) is the best checkpoint; leave it out",
     "greater_is_better logging_strategy save_strategy do_train do_eval remove_unused_columns overwrite_output_dir": "leave it out",
     "report_to run_name project logging_dir": (
@@ -157,7 +167,6 @@ _USED_BY_OTHERS = {
     "train.keep_last": "save_total_limit",
     "train.log_batch_step": "logging_steps",
     "train.num_workers": "dataloader_num_workers",
-    "train.best_metric": "metric_for_best_model",
     "train.lr_schedule": "lr_scheduler_type",
     "train.hard_negatives": "train_n_passages train_group_size num_negatives",
     "train.grad_cache_tokens": "gc_chunk_size",
@@ -198,15 +207,20 @@ def refuse(arguments: Mapping[str, Any], where: str, known: Container[str] = ())
     by_line: dict[str, list[str]] = {}
     for name, value in arguments.items():
         if value is not None and name not in known:
-            by_line.setdefault(hint(name), []).append(repr(name))
+            by_line.setdefault(hint(name, value), []).append(repr(name))
     if by_line:
         listed = (", ".join(names) + line for line, names in by_line.items())
         raise TypeError(f"{where} has no argument {'; nor '.join(listed)}")
 
 
-def hint(name: str) -> str:
-    """Returns ``: `` and the line to write in place of a name of another library; empty for other names."""
-    return f": {_HOME[name]}" if name in _HOME else ""
+def hint(name: str, value: Any = None) -> str:
+    """Returns ``: `` and the line to write in place of a name of another library, with its ``value``; empty
+    for other names."""
+    return f": {_HOME[name].replace('{}', _shown(value))}" if name in _HOME else ""
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float) else "..."
 
 
 def name_here_of(key: str, known: Collection[str]) -> str:
@@ -231,8 +245,7 @@ def written_here(name: str, value: Any, known: Collection[str]) -> str:
         return here.replace(", ", " or ")
     if fixed:
         return f"{setting}={fixed!r}" if value else ""
-    shown = repr(value) if isinstance(value, str | int | float) else "..."
-    return f"{setting}={shown}"
+    return f"{setting}={_shown(value)}"
 
 
 def translated(args: Any, known: Collection[str]) -> str:
@@ -245,7 +258,7 @@ def translated(args: Any, known: Collection[str]) -> str:
     lines = {name: written_here(name, value, known) for name, value in changed.items()}
     written = [f"output_dir={args.output_dir!r}", *filter(None, lines.values())]
     others = [
-        f"{name}{hint(name) or ' has no equivalent'}"
+        f"{name}{hint(name, changed[name]) or ' has no equivalent'}"
         for name, line in lines.items()
         if not line and changed[name] not in (None, False)
     ]

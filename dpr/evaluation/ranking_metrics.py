@@ -92,11 +92,14 @@ def checked_names(wanted: Iterable[str]) -> list[str]:
     """
     has_cutoff = {metric.name: metric.cutoffs != (0,) for metric in METRICS}
     names = [name.lower() for name in wanted]
+    unknown = []
     for name in names:
         kind, _, k = name.partition("@")
         if has_cutoff.get(kind) != k.lstrip("0").isdecimal():
-            known = ", ".join(metric_names(1))
-            raise ConfigError(f"metrics: {name} is not measured; choose {known}, or other cut-offs")
+            unknown.append(name)
+    if unknown:
+        known = ", ".join(metric_names(1))
+        raise ConfigError(f"metrics: not measured: {', '.join(unknown)}; choose {known}, or other cut-offs")
     return names
 
 
@@ -187,13 +190,19 @@ def values_of(run: Run, grades: Qrels, names: Iterable[str]) -> dict[str, dict[s
 
 
 def evaluate_questions(
-    run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS
+    run: Run | Mapping[str, Mapping[str, float]], qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS
 ) -> dict[str, dict[str, float]]:
-    """Returns all metrics of each question with a relevant passage, in the order of ``qrels``. A question
-    that is not in ``run`` counts as 0."""
+    """Returns all metrics of each question with a relevant passage, in the order of ``qrels``. ``run`` has a
+    list of passages and scores for each question, best first, or a dictionary of scores. A question that is not in
+    ``run`` counts as 0."""
     at = sorted(set(cutoffs))
     names = [name for metric in METRICS for name in metric.named((0,) if metric.cutoffs == (0,) else at)]
-    return values_of(run, with_relevant(qrels), names)
+    rankings: dict[str, Ranking] = {}
+    for question, scored in run.items():
+        if isinstance(scored, Mapping):
+            scored = sorted(scored.items(), key=lambda item: -item[1])
+        rankings[question] = scored
+    return values_of(rankings, with_relevant(qrels), names)
 
 
 def mean_metrics(per_question: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

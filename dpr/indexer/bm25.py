@@ -125,7 +125,11 @@ class Bm25Index(Index):
         self._is_chosen: np.ndarray | None = None
         self.frequencies: Frequencies | None = None
         """How often a word is in a passage, in the order of the engine's lists, and the number of words of each
-        passage. ``LivingWords`` needs them; indexes of earlier versions have none."""
+        passage. ``LivingWords`` needs them; an index that an earlier version has saved has none."""
+
+    @property
+    def settings(self) -> Bm25Settings:
+        return Bm25Settings(self._engine.k1, self._engine.b)
 
     @property
     def num_passages(self) -> int:

@@ -40,7 +40,7 @@ logger = get_logger(__name__)
 
 Record = dict[str, Any]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_VERSION = 6
+_VERSION = 7
 
 
 @dataclass

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from dpr.core.compute_settings import ForwardSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import counted
-from dpr.core.records import Passage, plain, text_hash
+from dpr.core.records import Passage, passage_hash, plain, text_hash
 from dpr.data.near_duplicates import resembles
 from dpr.data.words import words_of
 from dpr.embedding.encode import default_batch_tokens, encode_tokens, fit_to_vectors, tokenize_passages
@@ -45,6 +45,7 @@ TRAINING_PASSAGES = "corpus.jsonl"
 _AT_ONCE = 8192
 _BY_TEXT = "rows_by_text"
 _MADE = "text:"
+_MOST_SAME_TEXT = 100  # passages, of which one has the title that is looked for
 
 
 class MiningCorpus:
@@ -78,8 +79,13 @@ class MiningCorpus:
         return replace(passage, id=None) if key.startswith(_MADE) else passage
 
     def row_of(self, passage: Passage) -> int | None:
-        """Returns the row of the (first) passage with this text."""
-        return next(self._by_text.rows(text_hash(plain(passage.text))), None)
+        """Returns the row of the passage with this text: of several, the first one with this title, or else the
+        first."""
+        rows = list(islice(self._by_text.rows(text_hash(plain(passage.text))), _MOST_SAME_TEXT))
+        if len(rows) > 1:
+            title = plain(passage.title)
+            rows.sort(key=lambda row: plain(self.texts.passage(self.id_at(row)).title) != title)
+        return rows[0] if rows else None
 
     def holds(self, passage: Passage) -> bool:
         """Returns True if a passage with this text is there, or one with this id and nearly the same words."""
@@ -113,7 +119,7 @@ def write_training_passages(train: TrainingSet, file: Path) -> int:
         for row in counted(range(len(train)), "collecting the passages", unit="questions"):
             sample = train[row]
             for passage in sample.passages:
-                content = text_hash(plain(passage.text))
+                content = passage_hash(passage)
                 if content in contents:
                     continue
                 contents.add(content)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import configure_by_default
-from dpr.core.other_names import refuse
+from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path
 from dpr.core.settings import listed
 from dpr.data.text import normalize_question
@@ -23,6 +22,8 @@ from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.rankings import facts_of, rankings_of
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.suites import judged_samples, read_suite
+
+_EXPECTED = "evaluate(model, queries, corpus, qrels), in this order and with the same ids"
 
 
 def evaluate(
@@ -69,6 +70,10 @@ def evaluate(
         InputError: a record cannot be used (says which), or the ids do not belong together.
     """
     refuse(others, "evaluate()")
+    given: Any = model
+    if not isinstance(given, BiEncoder | Retriever | str | Path):
+        kind = type(given).__name__
+        raise ConfigError(f"model is of type {kind}{hint(kind) or hint('evaluate')}")
     configure_by_default()
     wanted = checked_names(listed(metrics))
     k = max([k, *map(cutoff_of, wanted)])
@@ -93,10 +98,11 @@ def evaluate(
     asked = given_questions(queries)
     questions = [each for each in asked if (each.answers if judged is None else each.id in judged)]
     if not questions:
+        first = asked[0].id if asked else None
         raise InputError(
-            f"no question has judgements or answers: the first question is {asked[0].id!r}, the first judgements"
+            f"no question has judgements or answers: the first question is {first!r}, the first judgements"
             f" are those of {[*(judged or ())][:3]}",
-            expected="evaluate(model, queries, corpus, qrels), with the same ids in all of them",
+            expected=_EXPECTED,
         )
     evaluator = Evaluator(questions, judged, "string" if judged is None else None, k, metrics=wanted)
 
@@ -105,14 +111,15 @@ def evaluate(
     else:
         passages = list(given_passages(corpus))
         ids = {str(passage.id) for passage in passages}
+        relevant = evaluator.relevant()
+        if len(relevant & ids) < len(relevant & {question.id for question in asked}):
+            raise InputError(
+                "more of the passages judged relevant are questions than passages", expected=_EXPECTED
+            )
         evaluator.require_relevant(ids, f"one of the corpus is {min(ids, default=None)!r}")
         retriever = Retriever.build(None if model == "bm25" else model, passages, device=device)
     mode = mode or retriever.mode
-    fusion = retriever.searched.fusion
-    if weight is not None:
-        if mode != "hybrid" or not 0 <= weight <= 1:
-            raise ConfigError(f"weight={weight}: give a share from 0 to 1, with mode='hybrid'")
-        fusion = replace(fusion, weight=weight)
+    fusion = retriever.fusion(mode, weight)
     texts = [retriever.searched.query_text(question.text) for question in questions]
     sides = retriever.sides(mode)
     found = rankings_of([mode], sides, questions, texts, fusion=fusion, k=k, skip_same_id=skip_same_id)

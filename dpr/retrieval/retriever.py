@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import configure_by_default, counted
+from dpr.core.logs import ProgressBar, configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
@@ -218,14 +218,20 @@ class Retriever(metaclass=Hinting):
                 )
 
                 budget = TokenBudget(default_batch_tokens(dense.model.device))
+                progress = ProgressBar("embedding", len(texts), quiet=None)
                 coded = []
-                for start in counted(range(0, len(texts), _ENCODED_AT_ONCE), "embedding"):
-                    part = texts[start : start + _ENCODED_AT_ONCE]
-                    tokens = tokenize_passages(dense.model.tensorizer, part)
-                    coded.append(encode_within_memory(dense.model, tokens, budget))
+                try:
+                    for start in range(0, len(texts), _ENCODED_AT_ONCE):
+                        part = texts[start : start + _ENCODED_AT_ONCE]
+                        tokens = tokenize_passages(dense.model.tensorizer, part)
+                        coded.append(
+                            encode_within_memory(dense.model, tokens, budget, on_batch=progress.advance)
+                        )
+                finally:
+                    progress.close()
                 vectors = np.concatenate(coded) if coded else None
             for side in list(self._sides.values()):
-                living(side)
+                living(side, search)
             change = Change(list(gone.values()), added, vectors)
             search.store(change)
             with self._alone():
@@ -259,7 +265,7 @@ class Retriever(metaclass=Hinting):
     def _apply(self, change: Change) -> None:
         self.searched.apply(change)
         for side in self._sides.values():
-            living(side).change(*change)
+            living(side, self.searched).change(*change)
         for kinds, fields in list(self._fields.items()):
             try:
                 fields.change(change.gone, change.added)
@@ -318,15 +324,7 @@ class Retriever(metaclass=Hinting):
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
         mode = self._checked_mode(mode or self.mode)
-        fusion = self.searched.fusion
-        if weight is not None:
-            is_share = isinstance(weight, int | float) and 0 <= weight <= 1
-            if mode != "hybrid" or not is_share:
-                raise ConfigError(
-                    f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with"
-                    " mode='hybrid'"
-                )
-            fusion = replace(fusion, weight=weight)
+        fusion = self.fusion(mode, weight)
         answers = [Hits(item) for item in questions]
         asked = [row for row, item in enumerate(questions) if item.strip()]
         queries = [self.searched.query_text(questions[row]) for row in asked]
@@ -352,6 +350,21 @@ class Retriever(metaclass=Hinting):
                 if name not in self._sides:
                     self._sides[name] = self.searched.side(name)
             return {name: self._sides[name] for name in names}
+
+    def fusion(self, mode: str, weight: float | None) -> Fusion:
+        """Returns the fusion of a hybrid with this weight of the dense side; None = the folder's.
+
+        Raises:
+            ConfigError: the weight is not a share, or ``mode`` has no use for it.
+        """
+        fusion = self.searched.fusion
+        if weight is None:
+            return fusion
+        if mode != "hybrid" or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+            raise ConfigError(
+                f"weight={weight!r}: give a share of the dense side from 0 to 1, and search with mode='hybrid'"
+            )
+        return replace(fusion, weight=weight)
 
     def index(self, mode: str) -> Index:
         """Returns the index that ``mode`` searches; for a hybrid, the index of the vectors."""
@@ -463,7 +476,8 @@ class Retriever(metaclass=Hinting):
         passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
 
         words = sides["bm25"].index if "bm25" in sides else None
-        file = self.searched.files[0] if len(self.searched.files) == 1 else None
+        sources = self.searched.sources
+        file = sources[0].file if len(sources) == 1 else None
         answers = []
         for row, ranking in enumerate(rankings):
             places: dict[str, dict[str, Place]] = {}

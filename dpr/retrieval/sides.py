@@ -79,7 +79,7 @@ class Search:
     """Fusion of a hybrid."""
 
     @property
-    def files(self) -> Sequence[Path]:
+    def sources(self) -> Sequence[PassageSource]:
         """Returns the files of the passages."""
         return ()
 
@@ -147,23 +147,26 @@ class Search:
             note_kinds(self.kinds, change.added)
 
 
-def living(side: Any) -> Any:
+def living(side: Any, search: Search) -> Any:
     """Returns the index of an open side, in a form that can change.
 
     Raises:
         ConfigError: it cannot change.
     """
-    if not hasattr(side.index, "change"):
+    index = side.index
+    if not hasattr(index, "change"):
         if not isinstance(side, WordSide):
             from dpr.indexer.living_vectors import LivingVectors
 
-            side.index = LivingVectors(side.index, side.model.dimension, device=side.model.device)
-        elif isinstance(side.index, Bm25Index) and side.index.frequencies is not None:
-            side.index = LivingWords(side.index)
+            side.index = LivingVectors(index, side.model.dimension, device=side.model.device)
+        elif isinstance(index, Bm25Index):
+            if index.frequencies is None:  # an earlier version saved it without
+                index = Bm25Index.build(lexical_texts(search.sources), index.settings)
+            side.index = LivingWords(index)
         else:
             raise ConfigError(
-                "this index of words cannot change, since it is of another kind or version; build one of the new"
-                " passages: Retriever.build(model, passages, folder=...)"
+                "this kind of index of words cannot change; build one of the new passages:"
+                " Retriever.build(model, passages, folder=...)"
             )
     return side.index
 

@@ -155,15 +155,15 @@ class StoredSearch(Search):
         return reads_texts(self.settings.indexer["kind"])
 
     @property
-    def files(self) -> list[Path]:
-        return [source.file for source in self.settings.passages]
+    def sources(self) -> Sequence[PassageSource]:
+        return self.settings.passages
 
     @cached_property
     def passages(self) -> PassageLookup:
         """Returns the titles and texts of the passages."""
-        for file in self.files:
-            if not file.is_file():
-                raise InputError("cannot be read: No such file", file=file)
+        for source in self.sources:
+            if not source.file.is_file():
+                raise InputError("cannot be read: No such file", file=source.file)
         return PassageLookup(self.settings.passages)
 
     def query_text(self, question: str) -> str:
@@ -174,7 +174,9 @@ class StoredSearch(Search):
         side = self._side(mode)
         self.num_stored = side.index.num_passages
         if self.gone or self.added:
-            living(side).change(self.stored(self.gone).values(), list(self.added.values()), self._stacked())
+            living(side, self).change(
+                self.stored(self.gone).values(), list(self.added.values()), self._stacked()
+            )
         return side
 
     def _side(self, mode: str) -> Side:

@@ -238,7 +238,7 @@ def test_labelled_questions_tune_the_model_and_choose_what_is_searched(
     write_labels(tmp_path / "labels.tsv", 40)
     capsys.readouterr()
     assert main(line) == 0 and commands == ["adapt", "embed", "adapt"]
-    assert "to choose by are too few" in capsys.readouterr().out
+    assert "a choice needs 12 dev questions, and there are 0" in capsys.readouterr().out
     assert json.loads(Path("runs/x/adapted.json").read_text()) == {
         "model": "base model",
         "hybrid_weight": 0.5,

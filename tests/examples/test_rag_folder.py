@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr import Passage, Retriever
+from dpr import Retriever
 from dpr.adaptation.choices import write_search
 from dpr.cli.main import main
 from dpr.models.biencoder import BiEncoder
@@ -72,37 +72,3 @@ def test_the_command_prints_the_prompt_and_names_what_is_missing(
     assert rag([str(run)]) == 2
     assert rag([str(run / "model"), "ba"]) == 3
     assert "no search.json" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def retriever() -> Retriever:
-    rng = random.Random(0)
-    return Retriever.build(
-        None, [Passage(sentence(rng, 10), sentence(rng, 2), f"p{row}") for row in range(30)]
-    )
-
-
-def test_langchain(retriever: Retriever) -> None:
-    pytest.importorskip("langchain_core", reason="langchain-core is not installed")
-    from examples.langchain_retriever import DprRetriever
-
-    expected = retriever.search("ba be bi", 5, ids=["p1", "p2", "p3", "p4"])
-    found = DprRetriever(retriever=retriever, k=5, options={"ids": ["p1", "p2", "p3", "p4"]}).invoke(
-        "ba be bi"
-    )
-    assert expected and [(item.id, item.page_content) for item in found] == [
-        (hit.id, hit.text) for hit in expected
-    ]
-    assert [item.metadata for item in found] == [{"title": hit.title, "score": hit.score} for hit in expected]
-
-
-def test_llama_index(retriever: Retriever) -> None:
-    pytest.importorskip("llama_index.core", reason="llama-index-core is not installed")
-    from examples.llama_index_retriever import DprRetriever
-
-    expected = retriever.search("ba be bi", 5, mode="bm25")
-    found = DprRetriever(retriever, k=5, mode="bm25").retrieve("ba be bi")
-    assert expected and [(item.node_id, item.node.text, item.score) for item in found] == [
-        (hit.id, hit.text, hit.score) for hit in expected
-    ]
-    assert [item.node.metadata for item in found] == [{"title": hit.title} for hit in expected]

@@ -142,8 +142,20 @@ def test_another_model_must_be_better_by_more_than_chance() -> None:
     assert chosen_model(measured(**{AVERAGE: better, TUNED: better})) == AVERAGE
     assert chosen_model(measured(**{AVERAGE: better, TUNED: [one + 0.01 for one in better]})) == TUNED
     assert chosen_model(measured(**{AVERAGE: [-one for one in better], TUNED: half})) == BASE
-    assert chosen_weight(measured(), BASE) == 0.7
     # a gain of the model alone does not count if its hybrid loses as much
     lost = measured(**{TUNED: better})
     lost[TUNED, 0.5] = measured(**{TUNED: [-one for one in better]})[TUNED, 0.5]
     assert chosen_model(lost) == BASE
+
+
+def test_the_weight_is_the_one_nearest_to_the_default_that_is_not_worse_than_the_best() -> None:
+    by_weight = measured()
+    assert chosen_weight(by_weight, BASE) == 0.7
+    # 0.6 is worse than 0.7 by 0.6 standard errors
+    by_weight[BASE, 0.6] = measured(**{AVERAGE: [0.09 + one for one in [0.1, -0.1] * 20]})[AVERAGE, 0.6]
+    assert chosen_weight(by_weight, BASE) == 0.6
+    by_weight[BASE, 0.4] = by_weight[BASE, 0.6]  # as near, and as good
+    by_weight[BASE, 0.6] = measured()[BASE, 0.6]
+    assert chosen_weight(by_weight, BASE) == 0.4
+    by_weight[BASE, 0.5] = by_weight[BASE, 0.7]
+    assert chosen_weight(by_weight, BASE) == 0.5

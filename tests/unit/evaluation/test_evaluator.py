@@ -218,6 +218,8 @@ def test_metrics_by_hand() -> None:
             "map": (1 / 2 + 2 / 3) / 2,
         }
     )  # fmt: skip
+    by_passage = {"q": {"b": 2.0, "a": 1.0, "x": 3.0}}
+    assert mean_metrics(evaluate_questions(by_passage, qrels, (1, 2, 3))) == values
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 9, 10, 11, 99, 100, 101])

@@ -49,3 +49,21 @@ def test_settings_of_others_are_named(train: TrainingSet) -> None:
             dpr.mine_hard_negatives(train, **{name: 3})
     with pytest.raises(dpr.ConfigError, match="keep_within=200 is above to_rank=100"):
         dpr.mine_hard_negatives(train, keep_within=200)
+
+
+def test_a_positive_is_the_passage_with_its_title() -> None:
+    """One text stands under several titles, as in manuals."""
+    corpus = {
+        f"{device}{number}": {"title": device, "text": text}
+        for device in ("fridge", "telly")
+        for number, text in enumerate(("clean the filter", "level the feet"))
+    }
+    pairs = [
+        {"question": f"my {one['title']} {one['text'][:5]}", "positive_ctxs": [one]}
+        for one in corpus.values()
+    ]
+    for given in (corpus, None):
+        rows = dpr.mine_hard_negatives(pairs, corpus=given, per_question=1)
+        ids = [row["positive_ctxs"][0].get("passage_id") for row in rows]
+        assert ids == (list(corpus) if given else 4 * [None])
+        assert rows.audit["counts"]["candidates above the positive"] == 0

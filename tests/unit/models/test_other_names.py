@@ -111,7 +111,14 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
         (lambda model, _: Retriever.build(None, ["ba"]).add(["be"], metadatas=[{}]), '"year": 2020}'),
         (lambda *_: Retriever.load("a"), "Retriever.open(folder) opens one"),
         (lambda *_: Retriever.build(None, ["ba"]).invoke("ba"), ".search(question, k=5)"),
-        (lambda *_: Retriever.build(None, ["ba"]).search("ba", n=3, nothing=1), "'n': k=5; nor 'nothing'"),
+        (lambda *_: Retriever.build(None, ["ba"]).search("ba", n=3, nothing=1), "'n': k=3; nor 'nothing'"),
+        (
+            lambda model, _: dpr.evaluate(model, {}, batch_size=8, show_progress_bar=True, top_k=20),
+            "'batch_size', 'show_progress_bar': leave it out: progress is shown, and batches are chosen to fit into"
+            " memory; nor 'top_k': k=20",
+        ),
+        (lambda *_: dpr.mine_hard_negatives([], num_negatives=3), "per_question=3"),
+        (lambda *_: dpr.evaluate({"q": {"p": 1}}, {}), "model is of type dict: dpr.evaluate(model, queries"),
         (lambda *_: Retriever.build(None, ["ba"]).search("ba", hybrid=True), 'mode="hybrid", weight=0.5'),
     ],
 )

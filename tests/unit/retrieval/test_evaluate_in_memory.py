@@ -137,12 +137,21 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
     ("change", "message"),
     [
         ({"queries": {"p000": "a"}}, r"the first question is 'p000', .*those of \['q0', 'q1', 'q2'\]"),
+        ({"queries": []}, "the first question is None"),
         ({"corpus": ["a", "b"]}, "none of the 13 passages judged relevant is in the corpus"),
         ({"corpus": {"p000": 5}}, "passage p000: the number 5, expected a text"),
         ({"corpus": None}, "NoneType, expected a file, a dictionary by id"),
         ({"queries": [{"id": "q0", "text": "a"}] * 2}, "question 1: the id 'q0' occurs twice"),
         ({"qrels": {"q0": {"p000": 0.5}}}, r"judgement \('q0', 'p000', 0.5\), expected"),
-        ({"metrics": "ndcg"}, "ndcg is not measured; choose accuracy@1, mrr@1"),
+        ({"metrics": ["ndcg", "MRR@10", "P@5"]}, "not measured: ndcg, p@5; choose accuracy@1, mrr@1"),
+        (
+            {
+                "queries": {f"q{number}": "ba" for number in range(30)},
+                "corpus": {"q1": "ba"},
+                "qrels": {"q2": {"q3"}},
+            },
+            "more of the passages judged relevant are questions than passages, expected evaluate",
+        ),
         ({"weight": 0.5}, "mode='hybrid'"),
         ({"relevant_docs": {}}, "qrels="),
     ],

@@ -12,6 +12,7 @@ import pyarrow
 import pytest
 
 from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
+from dpr.core.logs import ProgressBar
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import IndexTexts
 from dpr.retrieval.hits import Hits, Place
@@ -44,6 +45,16 @@ def test_a_hit_has_its_texts_rank_and_both_sides_scores(run_folder: Path, world:
         alone = {hit.id: hit.score for hit in retriever.search(world.questions[3].text, 60, mode=mode)}
         assert all(getattr(hit, mode) == alone.get(hit.id) for hit in hits)
     assert all(hit.bm25 is None for hit in retriever.search("ka", mode="dense"))
+
+
+def test_embedding_in_memory_shows_how_far_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(ProgressBar, "advance", lambda self, items, tokens=0: counted.append(items))
+    model = world.model
+    counted.clear()
+    monkeypatch.setattr("dpr.embedding.encode.default_batch_tokens", lambda device: 40)
+    Retriever.build(model, world.passages)
+    assert len(counted) > 3 and sum(counted) == len(world.passages)
 
 
 def test_a_list_of_questions_gives_a_list_and_an_empty_one_nothing(run_folder: Path, world: World) -> None:

@@ -288,6 +288,10 @@ def test_arguments_of_transformers_are_translated(parts: dict[str, Any]) -> None
         bf16=True,
         use_cpu=True,
         tf32=False,
+        adam_beta2=0.98,
+        load_best_model_at_end=True,
+        eval_strategy="steps",
+        metric_for_best_model="eval_loss",
     )
     for options in ({"args": given}, {"train_sets": given}):
         with pytest.raises(ConfigError) as error:
@@ -302,7 +306,8 @@ def test_arguments_of_transformers_are_translated(parts: dict[str, Any]) -> None
         ):
             assert line in message
         assert "warmup_steps: absent = a tenth" in message and "use_cpu: model.to('cpu')" in message
-        assert "seed" not in message
+        assert "adam_betas='(0.9, 0.98)'" in message and "metric_for_best_model: leave it out" in message
+        assert "seed" not in message and "best_metric='eval_loss'" not in message
 
 
 def test_settings_of_the_loss_are_given_by_name(parts: dict[str, Any]) -> None:
