@@ -93,8 +93,7 @@ class ReportPage(Callback):
         self._written = time.monotonic()
 
     def on_save(self, run: Run, folder: Path) -> None:
-        is_last = run.progress.step >= run.last_step  # ``on_train_end`` follows
-        if not is_last and time.monotonic() - self._written >= REPORT_EVERY_S:
+        if time.monotonic() - self._written >= REPORT_EVERY_S:
             self.on_train_end(run)
             self._written = time.monotonic()
 
