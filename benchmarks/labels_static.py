@@ -10,7 +10,6 @@ questions (benchmarks/labels.py splits them). The test questions then search the
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -19,8 +18,10 @@ from benchmarks.fine_tuning import once
 from benchmarks.labels import collections, split
 from benchmarks.labels_table import difference_cell_of, markdown
 from dpr import Retriever, evaluate
+from dpr.core.records import TrainingSample
 from dpr.evaluation.significance import estimate
 from dpr.formats.corpora import write_passages
+from dpr.formats.training_files.dpr import write_training_set
 
 SETS = ("MedQuAD", "Amazon", "SQuAD", "New Wikipedia")
 LABELS = 600
@@ -35,13 +36,11 @@ def prepared(name: str, folder: Path, data: Path) -> tuple[dict[str, str], dict[
     write_passages(folder / "corpus.jsonl", made.passages)
     texts = {str(passage.id): passage for passage in made.passages}
     for file, side in (("train.jsonl", "train"), ("dev.jsonl", "choice")):
-        with open(folder / file, "w", encoding="utf-8") as out:
-            for key in sides[side]:
-                contexts = [
-                    {"title": texts[passage].title, "text": texts[passage].text}
-                    for passage in made.qrels[key]
-                ]
-                out.write(json.dumps({"question": made.questions[key], "positive_ctxs": contexts}) + "\n")
+        samples = []
+        for key in sides[side]:
+            positives = tuple(texts[name] for name in made.qrels[key])
+            samples.append(TrainingSample(made.questions[key], positives, ()))
+        write_training_set(folder / file, samples)
     asked = {key: made.questions[key] for key in sides["test"]}
     return asked, {key: made.qrels[key] for key in asked}
 

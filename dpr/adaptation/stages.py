@@ -35,14 +35,14 @@ logger = get_logger(__name__)
 RECORD = "stage.json"
 _FORMAT = 3
 _TORCHRUN = """\
-import logging, sys
+import logging
+import sys
 from torch.distributed import run
 logging.disable(logging.WARNING)
 sys.excepthook = lambda *_: None
 run.main()
 """
-"""torchrun without its warnings, and its final traceback after a process or a signal has ended it; the processes state
-the cause."""
+"""torchrun without its warnings and its final traceback. The processes state what has ended them."""
 DETAILS = "log.txt"
 """File of the stages' commands and all that they print."""
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import IndexTexts
+from dpr.retrieval.search import Search
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import Search, Side, WordSide
+from dpr.retrieval.sides import Side, WordSide
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder

@@ -24,11 +24,13 @@ from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import Index
+from dpr.retrieval.filters import PassageFields
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
 from dpr.retrieval.memory_search import MemorySearch
-from dpr.retrieval.passages import Change, PassageFields, Passages, passages_of
+from dpr.retrieval.passages import Passages, passages_of
+from dpr.retrieval.search import Change, living
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import Fusion, Side, living
+from dpr.retrieval.sides import Fusion, Side
 from dpr.retrieval.stored_search import StoredSearch, search_settings
 
 if TYPE_CHECKING:
@@ -304,8 +306,8 @@ class Retriever(metaclass=Hinting):
 
         Args:
             weight: share of the dense side in a hybrid, 0 to 1, in place of the folder's.
-            where: searches only the passages whose fields have these values: ``{"language": "en", "year":
-                [2020, 2021]}``. A search with ``where`` is exact, whatever the index.
+            where: searches only the passages whose fields match: ``{"language": "en", "year": {"gte": 2020},
+                "tags": ["a", "b"]}`` (docs/api.md, Filters). Such a search is exact, whatever the index.
             ids: searches only the passages with these ids, as ``where`` does.
             texts: False leaves titles and texts out.
 

@@ -28,15 +28,14 @@ from dpr.formats.text_output import durable_text
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.registry import Index, index_class
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.retrieval.passages import Change, PassageLookup, Passages, given_items, passages_of
+from dpr.retrieval.passages import PassageLookup, Passages, given_items, passages_of
+from dpr.retrieval.search import Change, Search, living
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
 from dpr.retrieval.sides import (
     Fusion,
-    Search,
     Side,
     WordSide,
-    living,
     open_words,
     reads_texts,
     short_hash,

@@ -397,9 +397,9 @@ def _listed(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
         if texts:
             value["title"] = hit.title
             value["text"] = hit.text
-            if metadata := {
-                name: item for name, item in hit.metadata.items() if item == item
-            }:  # JSON has no NaN
+            # NaN, which JSON lacks, does not equal itself
+            metadata = {name: item for name, item in hit.metadata.items() if item == item}
+            if metadata:
                 value["metadata"] = metadata
         if explain:
             value["file"] = None if hit.file is None else hit.file.name

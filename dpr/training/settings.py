@@ -307,11 +307,9 @@ class TrainingSettings(Settings):
                 problems.append(f"{name}: {translated(values[name], known)}")
                 continue
             here = written_here(name, values[name], known)
-            near = (
-                f"; write {here}"
-                if here
-                else hint(name, values[name]) or suggestion(name, known).replace("train.", "")
-            )
+            near = f"; write {here}"
+            if not here:
+                near = hint(name, values[name]) or suggestion(name, known).replace("train.", "")
             problems.append(f"there is no setting {name}{near}")
         if problems:
             raise ConfigError("\n".join(problems))

@@ -11,7 +11,7 @@ import pytest
 
 from dpr.embedding.source import PassageSource
 from dpr.indexer.ranking import encode_ids, is_among
-from dpr.retrieval.passages import PassageFields
+from dpr.retrieval.filters import PassageFields
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_json import SearchSettings
 from tests.helpers.serving import Gate, asked_together, served
