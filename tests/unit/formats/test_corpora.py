@@ -307,6 +307,16 @@ def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, monkeypatch
     assert [passage.text for passage in store.passages_with(["7", "77"]).values()] == ["x7", "x77"]
 
 
+def test_a_store_keeps_the_fields_of_passages(tmp_path: Path) -> None:
+    rows = [
+        {"_id": "a", "text": "x", "year": 1990, "metadata": {"tags": ["b", "c"]}},
+        {"_id": "d", "text": "y"},
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept = [passage.metadata for passage in open_store(tmp_path / "c.jsonl").passages(0, 2)]
+    assert kept == [{"year": 1990, "tags": ["b", "c"]}, None]
+
+
 def test_an_unwritable_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))

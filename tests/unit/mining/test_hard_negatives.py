@@ -67,3 +67,5 @@ def test_a_positive_is_the_passage_with_its_title() -> None:
         ids = [row["positive_ctxs"][0].get("passage_id") for row in rows]
         assert ids == (list(corpus) if given else 4 * [None])
         assert rows.audit["counts"]["candidates above the positive"] == 0
+        titles = [row["hard_negative_ctxs"][0]["title"] for row in rows]
+        assert titles == ["fridge", "fridge", "telly", "telly"]
