@@ -155,6 +155,15 @@ def test_another_process_sees_the_changes(
         Retriever.open(tmp_path / "run")
 
 
+def test_a_field_that_has_got_another_kind_is_read_again() -> None:
+    retriever = Retriever.build(None, ROWS)
+    with pytest.raises(InputError, match="no passage has a value in the field 'note'"):
+        retriever.search("ka", where={"note": "x"})
+    retriever.add([{"id": "e", "text": "ka", "note": 5}])
+    with pytest.raises(InputError, match="'e': note is the number 5, expected text"):
+        retriever.search("ka", where={"note": "x"})
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_killed_change_leaves_the_old_or_the_new_state(
     model: BiEncoder, tmp_path: Path, share: float
