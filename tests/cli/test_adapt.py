@@ -209,6 +209,7 @@ def test_labelled_questions_tune_the_model_and_choose_what_is_searched(
     assert commands == LABELLED
     told = capsys.readouterr().out
     assert "test questions, with 95 % intervals:" in told and "over BM25 alone" in told
+    assert "With more labels" in told
     made, search = (json.loads(Path("runs/x", name).read_text()) for name in ("adapted.json", "search.json"))
     assert made["hybrid_weight"] == search["hybrid_weight"] < 0.5  # words find most, random weights little
     assert f"Search with the hybrid of the {made['model']} and BM25" in told or "alone: nDCG@10" in told
