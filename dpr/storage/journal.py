@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import durable_file, flush, json_text, writing
@@ -25,13 +25,14 @@ class Journal:
         self.end = 0
         """Bytes of the records that were read or written."""
         self._inode = 0
+        self._size = 0
 
     def has_news(self) -> bool:
         """Returns whether another process has written to the file."""
         if not self.file.exists():
             return False
         state = self.file.stat()
-        return (state.st_ino, state.st_size) != (self._inode, self.end)
+        return (state.st_ino, state.st_size) != (self._inode, self._size)
 
     def was_rewritten(self) -> bool:
         """Returns whether another process has put a record in the place of those that were read."""
@@ -46,7 +47,7 @@ class Journal:
         if not self.file.exists():
             return
         with open(self.file, "rb") as file:
-            self._inode = os.fstat(file.fileno()).st_ino
+            self._look(file)
             file.seek(self.end)
             for line in file:
                 if not line.endswith(b"\n"):  # its writer was killed, or still writes
@@ -71,6 +72,7 @@ class Journal:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+            self._look(file)
         if not self.end:
             flush(self.file.parent)
         self.end += len(line)
@@ -80,8 +82,15 @@ class Journal:
         line = _line(json_text(record).encode() + b"\n")
         with durable_file(self.file, "wb") as file:
             file.write(line)
+            file.flush()
+            self._look(file)
         self.end = len(line)
-        self._inode = self.file.stat().st_ino
+
+    def _look(self, file: BinaryIO) -> None:
+        """Notes the file and its size, a last line that was cut off included."""
+        state = os.fstat(file.fileno())
+        self._inode = state.st_ino
+        self._size = state.st_size
 
 
 def _line(content: bytes) -> bytes:

@@ -186,6 +186,7 @@ def test_a_killed_change_leaves_the_old_or_the_new_state(
     word, other = ("okapi", "zebra") if share == 1.0 else ("zebra", "okapi")
     found = Retriever.open(folder)
     assert [hit.id for hit in found.search(word)] == ["e"] and not found.search(other)
+    assert not found.searched.has_news()  # a line that was cut off is looked at once
     found.add([{"id": "f", "text": "quagga"}])
     assert [hit.id for hit in Retriever.open(folder).search("quagga")] == ["f"] and len(found) == 6
 
