@@ -42,8 +42,8 @@ def evaluate(
     device: str | None = None,
     **others: Any,
 ) -> Evaluation:
-    """Measures how well a model ranks the passages of a corpus for questions, by exact search. The figures are
-    those of ``dpr evaluate``.
+    """Measures how well a model ranks the passages of a corpus for questions. The figures are those of
+    ``dpr evaluate``, by exact search; a retriever searches by its own index.
 
         print(dpr.evaluate(model, {"q1": "who wrote hamlet"}, {"d1": "...", "d2": "..."}, {"q1": {"d2"}}))
 
@@ -131,7 +131,9 @@ def evaluate(
     if not result.metrics:
         raise ConfigError(f"metrics={wanted}: by answers, only accuracy is measured; give qrels")
     asked_texts = [normalize_question(question.text) for question in questions]
-    report, each = evaluator.report(facts_of(mode, name, fusion), asked_texts, result)
+    report, each = evaluator.report(
+        facts_of(mode, name, fusion, retriever.searched.kind), asked_texts, result
+    )
     return Evaluation(
         name,
         len(questions),

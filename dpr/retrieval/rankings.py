@@ -40,9 +40,9 @@ def rankings_of(
     return {system: [hits[:k] for hits in found[system]] for system in systems}
 
 
-def facts_of(system: str, question_set: str, fusion: Fusion) -> dict[str, Any]:
-    """Returns the facts of a search that its metrics file states."""
-    facts: dict[str, Any] = {"question_set": question_set, "indexer": "bm25" if system == "bm25" else "exact"}
+def facts_of(system: str, question_set: str, fusion: Fusion, kind: str = "exact") -> dict[str, Any]:
+    """Returns the facts of a search that its metrics file states. ``kind`` is that of the index over vectors."""
+    facts: dict[str, Any] = {"question_set": question_set, "indexer": "bm25" if system == "bm25" else kind}
     if system == "hybrid":
         facts |= {"hybrid": "linear", "hybrid_weight": fusion.weight}
     return facts

@@ -46,6 +46,11 @@ class Search:
     """Fusion of a hybrid."""
 
     @property
+    def kind(self) -> str:
+        """Returns the kind of the index over vectors."""
+        return "exact"
+
+    @property
     def sources(self) -> Sequence[PassageSource]:
         """Returns the files of the passages."""
         return ()

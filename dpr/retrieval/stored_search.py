@@ -154,6 +154,10 @@ class StoredSearch(Search):
         return reads_texts(self.settings.indexer["kind"])
 
     @property
+    def kind(self) -> str:
+        return "exact" if self._reads_texts else str(self.settings.indexer["kind"])
+
+    @property
     def sources(self) -> Sequence[PassageSource]:
         return self.settings.passages
 

@@ -52,6 +52,9 @@ def test_the_figures_are_those_of_the_command(world: World, data: Data, tmp_path
         ):
             result.save(file := tmp_path / f"{mode}-{number}.json")
             assert file.read_bytes() == expected, (mode, number)
+    graph = dpr.Retriever.build(world.model, world.passages, folder=tmp_path / "graph", indexer="hnsw32")
+    assert dpr.evaluate(graph, queries, qrels).report["indexer"] == "hnsw32"
+    assert dpr.evaluate(graph, queries, qrels, mode="bm25").report["indexer"] == "bm25"
     with pytest.raises(dpr.ConfigError, match="leave corpus out"):
         dpr.evaluate(built, queries, corpus, qrels)
     alike = {**queries, **{key: record["text"] for key, record in list(corpus.items())[:9]}}
