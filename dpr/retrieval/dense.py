@@ -15,8 +15,16 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import ProgressBar, get_logger
 from dpr.core.paths import matching_paths
+from dpr.core.records import Passage
 from dpr.data.text import QuestionForm
-from dpr.embedding.encode import encode_tokens, fit_to_vectors
+from dpr.embedding.encode import (
+    TokenBudget,
+    default_batch_tokens,
+    encode_tokens,
+    encode_within_memory,
+    fit_to_vectors,
+    tokenize_passages,
+)
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.vector_shards import VectorShard, open_shards
@@ -31,6 +39,7 @@ from dpr.storage.durable import MANIFEST, describe_file, read_manifest
 
 logger = get_logger(__name__)
 _LOOKED_AT = 1000  # questions
+_CHUNK = 8192  # passages, as by dpr embed
 
 
 def question_batch(model: BiEncoder, questions: Sequence[str], form: QuestionForm) -> TokenBatch:
@@ -99,6 +108,20 @@ class DenseSide:
         return encode_questions(
             self.model, questions, self.form, batch_size=self.batch_size, seconds=self.seconds
         )
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray | None:
+        """Returns passage vectors (n, D) float32, in the order given, with the bits of ``dpr embed``; None for no
+        passages."""
+        budget = TokenBudget(default_batch_tokens(self.model.device))
+        progress = ProgressBar("embedding", len(passages), quiet=None)
+        coded = []
+        try:
+            for start in range(0, len(passages), _CHUNK):
+                tokens = tokenize_passages(self.model.tensorizer, passages[start : start + _CHUNK])
+                coded.append(encode_within_memory(self.model, tokens, budget, on_batch=progress.advance))
+        finally:
+            progress.close()
+        return np.concatenate(coded) if coded else None
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         """Returns up to ``k`` passages for each question, best first."""

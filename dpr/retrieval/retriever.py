@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.logs import ProgressBar, configure_by_default
+from dpr.core.logs import configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
@@ -36,7 +36,6 @@ from dpr.retrieval.stored_search import StoredSearch, search_settings
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
 
-_ENCODED_AT_ONCE = 8192  # as by dpr embed, so that vectors in memory and in files have the same bits
 _MOST_THREADS = 64  # that search at a time
 
 
@@ -211,27 +210,7 @@ class Retriever(metaclass=Hinting):
             vectors = None
             if "dense" in self.modes:
                 dense: Any = self.sides("dense")["dense"]
-                texts = [search.as_encoded(passage) for passage in added]
-                from dpr.embedding.encode import (
-                    TokenBudget,
-                    default_batch_tokens,
-                    encode_within_memory,
-                    tokenize_passages,
-                )
-
-                budget = TokenBudget(default_batch_tokens(dense.model.device))
-                progress = ProgressBar("embedding", len(texts), quiet=None)
-                coded = []
-                try:
-                    for start in range(0, len(texts), _ENCODED_AT_ONCE):
-                        part = texts[start : start + _ENCODED_AT_ONCE]
-                        tokens = tokenize_passages(dense.model.tensorizer, part)
-                        coded.append(
-                            encode_within_memory(dense.model, tokens, budget, on_batch=progress.advance)
-                        )
-                finally:
-                    progress.close()
-                vectors = np.concatenate(coded) if coded else None
+                vectors = dense.encode_passages([search.as_encoded(passage) for passage in added])
             for side in list(self._sides.values()):
                 living(side, search)
             change = Change(list(gone.values()), added, vectors)

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import durable_file, flush, json_text, writing
@@ -86,7 +86,7 @@ class Journal:
             self._look(file)
         self.end = len(line)
 
-    def _look(self, file: BinaryIO) -> None:
+    def _look(self, file: IO[Any]) -> None:
         """Notes the file and its size, a last line that was cut off included."""
         state = os.fstat(file.fileno())
         self._inode = state.st_ino
