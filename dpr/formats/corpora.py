@@ -4,6 +4,7 @@ any length."""
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -107,11 +108,11 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     """Writes a corpus: TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is
     compressed. Returns the number of passages.
 
-    The source of a passage is written only in JSON lines, into BEIR's object ``metadata``.
+    The fields or the source of a passage are written only in JSON lines, into BEIR's object ``metadata``.
 
     Raises:
-        InputError: a passage that would not be read back the same (no id; in TSV also one like the header, or
-        with quotes around the text).
+        InputError: a passage that would not be read back the same (no id; a field that JSON does not have; in
+        TSV also one like the header, or with quotes around the text).
     """
     file = user_path(path)
 
@@ -122,7 +123,7 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
             yield passage
 
     if is_json_name(file):
-        return write_json_lines(file, map(_record, with_ids()))
+        return write_json_lines(file, map(record_of, with_ids()))
     count = 0
     with durable_text(file) as out:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
@@ -145,10 +146,16 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     return count
 
 
-def _record(passage: Passage) -> dict[str, Any]:
+def record_of(passage: Passage) -> dict[str, Any]:
+    """Returns the record of a passage in JSON lines. Raises InputError if a field cannot be written."""
     record: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
-    if passage.origin is not None:
-        record["metadata"] = origin_record(passage.origin)
+    if metadata := passage.metadata or (passage.origin and origin_record(passage.origin)):
+        record["metadata"] = dict(metadata)
+        try:
+            json.dumps(metadata, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            found = f"passage {passage.id!r}: a field cannot be written as JSON ({error})"
+            raise InputError(found) from None
     return record
 
 

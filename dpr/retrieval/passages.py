@@ -132,9 +132,10 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
     or of its first value, which is noted there; otherwise no search could filter by it.
 
     Raises:
-        InputError: a value is of another kind (says which).
+        InputError: a value is of another kind (says which), or there is no item.
     """
     found: Iterator[tuple[str, Record]]
+    file = None
     if isinstance(passages, str | Path):
         file = user_path(passages)
         if not file.is_file():
@@ -151,6 +152,7 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
             expected = "a file, or a list of texts, dictionaries with 'text', or Passage, or a table"
             raise InputError(f"passages is {describe(passages)}", expected=expected)
         found = ((f"passage {index}", record) for index, record in enumerate(rows))
+    where = ""
     for where, record in found:
         stated = record.metadata if isinstance(record, Passage) else None
         for name, value in (fields_of(record) if isinstance(record, Mapping) else stated or {}).items():
@@ -160,3 +162,5 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
                 except ValueError as error:
                     raise InputError(f"{where}: {error}") from None
         yield where, record
+    if not where:
+        raise InputError("there are no passages", file=file)

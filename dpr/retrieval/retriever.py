@@ -186,20 +186,20 @@ class Retriever(metaclass=Hinting):
             ConfigError, InputError: as ``add``, or an id is not in the corpus; nothing was deleted then.
         """
         if listed := dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")):
-            self._change((), listed)
+            self._change(None, listed)
 
-    def _change(self, passages: Passages, ids: Iterable[str] | None) -> None:
+    def _change(self, passages: Passages | None, ids: Iterable[str] | None) -> None:
         """Adds passages and deletes those with the ``ids``, which are those of ``passages`` if None."""
         search = self.searched
         with self._changing, search.changing():
             self._look()
             known = None if ids is None else search.num_stored + search.num_added
-            added = list(passages_of(passages, dict(search.kinds), known=known))
+            added = []
+            if passages is not None:
+                added = list(passages_of(passages, dict(search.kinds), known=known))
             keys = [str(passage.id) for passage in added]
             wanted = keys if ids is None else list(ids)
             gone = search.get(wanted)
-            if not added and not ids:
-                raise InputError("there are no passages")
             if unknown := [key for key in wanted if key not in gone]:
                 raise InputError(f"the id {unknown[0]!r} is not in the corpus", expected="ids of passages")
             if ids is not None and (again := sorted(search.get(keys))):

@@ -23,8 +23,8 @@ from dpr.core.records import Passage
 from dpr.core.settings import drop_unused
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.passage_records import origin_record, passage_of
-from dpr.formats.text_output import durable_text
+from dpr.formats.corpora import record_of, write_passages
+from dpr.formats.passage_records import passage_of
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.registry import Index, index_class
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
@@ -360,12 +360,20 @@ def build_in(
             f" {', '.join(KINDS.keys() - {'bm25'})}"
         )
     if isinstance(passages, str | Path):  # a file stays where it is
-        if not sum(1 for _ in given_items(passages, {})):
-            raise InputError("there are no passages", file=passages)
+        for _ in given_items(passages, {}):  # each is checked
+            pass
         (source,) = resolve_passage_sources([str(passages)], {})
     else:
         source = PassageSource(folder / "corpus.jsonl", "corpus")
-        _write(source.file, passages_of(passages, {}))
+        file = source.file
+        target = file.with_name(f"{file.stem}.new.jsonl") if file.exists() else file
+        write_passages(target, passages_of(passages, {}))
+        if target != file:
+            is_same = content_sha256(target) == content_sha256(file)
+            remove(target)
+            if not is_same:
+                hint = "choose another folder, or add() to these"
+                raise InputError("holds other passages", file=file, hint=hint)
     if (folder / SEARCH_JSON).is_file():
         files = [item.file.resolve() for item in SearchSettings.read(folder).passages]
         changes = folder.glob(f"{_CHANGES}*")
@@ -402,46 +410,10 @@ def build_in(
     made.write(folder)
 
 
-def _write(file: Path, passages: Iterable[Passage]) -> None:
-    """Writes a corpus of JSON lines, with the fields of its records.
-
-    Raises:
-        InputError: the file holds other passages.
-    """
-    target = file if not file.exists() else file.with_name(f"{file.stem}.new.jsonl")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    count = 0
-    with durable_text(target) as out:
-        for count, passage in enumerate(passages, 1):  # noqa: B007
-            out.write(json.dumps(_record(passage), ensure_ascii=False, allow_nan=False) + "\n")
-        if not count:
-            raise InputError("there are no passages")
-    if target != file:
-        is_same = content_sha256(target) == content_sha256(file)
-        remove(target)
-        if not is_same:
-            raise InputError(
-                "holds other passages", file=file, hint="choose another folder, or add() to these"
-            )
-
-
 def _as_record(gone: list[str], added: Sequence[Passage], vectors: np.ndarray | None) -> dict[str, Any]:
     coded = b"" if vectors is None else vectors.astype("<f4").tobytes()
     return {
         "gone": gone,
-        "added": [_record(passage) for passage in added],
+        "added": [record_of(passage) for passage in added],
         "vectors": base64.b64encode(coded).decode(),
     }
-
-
-def _record(passage: Passage) -> dict[str, Any]:
-    """Returns the record of a passage in JSON. Raises InputError if a field cannot be written."""
-    value: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
-    if metadata := passage.metadata or (passage.origin and origin_record(passage.origin)):
-        value["metadata"] = dict(metadata)
-        try:
-            json.dumps(metadata, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            found = f"passage {passage.id!r}: a field cannot be written as JSON ({error})"
-            raise InputError(found) from None
-    return value

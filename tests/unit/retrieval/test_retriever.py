@@ -52,7 +52,7 @@ def test_embedding_in_memory_shows_how_far_it_is(world: World, monkeypatch: pyte
     monkeypatch.setattr(ProgressBar, "advance", lambda self, items, tokens=0: counted.append(items))
     model = world.model
     counted.clear()
-    monkeypatch.setattr("dpr.embedding.encode.default_batch_tokens", lambda device: 40)
+    monkeypatch.setattr("dpr.retrieval.dense.default_batch_tokens", lambda device: 40)
     Retriever.build(model, world.passages)
     assert len(counted) > 3 and sum(counted) == len(world.passages)
 
