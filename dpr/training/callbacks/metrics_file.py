@@ -93,7 +93,8 @@ class ReportPage(Callback):
         self._written = time.monotonic()
 
     def on_save(self, run: Run, folder: Path) -> None:
-        if time.monotonic() - self._written >= REPORT_EVERY_S:
+        is_last = run.progress.step == run.last_step  # the end writes it
+        if not is_last and time.monotonic() - self._written >= REPORT_EVERY_S:
             self.on_train_end(run)
             self._written = time.monotonic()
 

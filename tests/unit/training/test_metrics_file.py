@@ -164,8 +164,9 @@ def test_metrics_may_grow_after_a_checkpoint(tmp_path: Path, capsys: pytest.Capt
     assert "files without a checksum" in capsys.readouterr().out
 
 
-def trainer(*, is_main: bool = True) -> Any:
-    return SimpleNamespace(ranks=SimpleNamespace(is_main=is_main))
+def trainer(*, is_main: bool = True, step: int = 1) -> Any:
+    ranks = SimpleNamespace(is_main=is_main)
+    return SimpleNamespace(ranks=ranks, progress=SimpleNamespace(step=step), last_step=2)
 
 
 def test_the_page_follows_checkpoints_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +179,9 @@ def test_the_page_follows_checkpoints_and_the_end(tmp_path: Path, monkeypatch: p
     page.on_save(trainer(), tmp_path / "dpr.step1")
     assert "1 steps" in (tmp_path / "report.html").read_text()
     append_jsonl(tmp_path / "metrics.jsonl", {"step": 2, "train/loss": 1.0})
-    page.on_train_end(trainer())
+    page.on_save(trainer(step=2), tmp_path / "dpr.step2")
+    assert "1 steps" in (tmp_path / "report.html").read_text(), "the end writes it"
+    page.on_train_end(trainer(step=2))
     assert "2 steps" in (tmp_path / "report.html").read_text()
 
 
