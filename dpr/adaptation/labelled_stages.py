@@ -61,7 +61,7 @@ MORE_LABELS = (
     "\nWith more labels: on four other collections, the average gained 0.02 nDCG@10 with 200 labelled questions,"
     " 0.03 with 400, and 0.04 with 600 or 800. The hybrid gained half of that or less."
 )
-"""What more labels would bring; ``benchmarks/results/labels.md`` has the figures."""
+"""Gain from more labels, with the figures of ``benchmarks/results/labels.md``."""
 
 
 class System(NamedTuple):
