@@ -96,6 +96,10 @@ def split_labels(config: AdaptSettings) -> None:
         kept = [passage for name, passage in label.found.items() if name not in held_out] + label.elsewhere
         if kept:
             samples.append(TrainingSample(label.question, tuple(kept), tuple(label.negatives)))
+    if not samples:
+        found = "no question is left to train on, since all have passages of questions that were held out"
+        hint = "dev=FILE and test=FILE name held-out questions about other passages"
+        raise InputError(found, file=config.train, hint=hint)
     counts = {"passages": num_passages, "labelled questions": num_labelled, "train questions": len(samples)}
     metadata = {"kind": "labelled questions", "counts": counts}
     target = Path(str(config.out)) / "data" / "texts"

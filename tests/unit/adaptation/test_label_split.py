@@ -88,6 +88,8 @@ def test_questions_that_are_all_linked_are_held_out_one_by_one_and_training_lose
     train, dev, _ = sides(made, 1)
     assert made["dev questions"] == 25 and train and not train & dev
     assert disjoint(sides(made, 0))
+    with pytest.raises(InputError, match="no question is left to train on"):
+        split(tmp_path, [(f"question {number}", passages[0]["text"]) for number in range(100)])
 
 
 def test_given_dev_and_test_questions_are_used_as_they_are(tmp_path: Path) -> None:
