@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from filelock import lock_descriptor
@@ -18,7 +19,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import text_sha256
 from dpr.storage.checksums import content_sha256, read_note, remove_stale_notes, verify_file
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, writing
-from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
+from dpr.storage.leftovers import open_own, remove_leftovers_once
 from dpr.storage.locks import alone_with, lock_of, locked
 
 logger = get_logger(__name__)
@@ -73,11 +74,7 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
                 reason = f"{parent} is a checkpoint, which cannot be opened once it holds other files"
                 raise OutputError(target, reason, hint="name another folder")
         remove_leftovers_once(existing)
-        probe = temporary_beside(existing / "probe")
-        try:
-            open_own(probe, "xb").close()
-        finally:
-            remove(probe)
+        TemporaryFile(dir=existing).close()  # it has no name that a kill would leave
     except OutputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
