@@ -31,6 +31,7 @@ SHAPED_BY_VALUES = {
     "aten::bincount",
 }
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+IN_HALF_PRECISION = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention")
 IS_READ = {"aten::_local_scalar_dense", "aten::equal"}
 
 _waits: list[str] = []
@@ -78,7 +79,7 @@ class SimulatedTensor(Tensor):
             cls,
             on_host.size(),
             strides=on_host.stride() if is_strided else None,
-            storage_offset=on_host.storage_offset() if is_strided else 0,
+            storage_offset=on_host.storage_offset() if is_strided else None,
             dtype=on_host.dtype,
             layout=on_host.layout,
             device=torch.device(NAME, 0),
@@ -89,6 +90,12 @@ class SimulatedTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _computed(func, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"{NAME}: {self.on_host!r}"
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.on_host.untyped_storage()
 
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
@@ -167,10 +174,32 @@ def install() -> torch.device:
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda function, *args, **kwargs: _computed(function, args, kwargs), "PrivateUse1")
-    globals()["_library"] = library  # it ends with the object
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    of_torch = torch.library.Library("aten", "IMPL")
+    for operation in IN_HALF_PRECISION:
+        packet = getattr(torch.ops.aten, operation)
+        of_torch.impl(operation, _in_half_precision(packet.default), "AutocastPrivateUse1")
+    globals()["_libraries"] = library, of_torch  # they end with the objects
     for owner, function in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
         setattr(owner, function, _made_on_host(getattr(owner, function)))
     return torch.device(NAME, 0)
+
+
+def _in_half_precision(function: Any) -> Callable[..., Any]:
+    """An operation as autocast calls it."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(NAME)
+
+        def cast(leaf: Any) -> Any:
+            is_cast = isinstance(leaf, Tensor) and leaf.device.type == NAME and leaf.dtype == torch.float32
+            return leaf.to(dtype) if is_cast else leaf
+
+        with torch.autocast(NAME, enabled=False):
+            cast_args, cast_kwargs = tree_map(cast, (args, kwargs))
+            return function(*cast_args, **cast_kwargs)
+
+    return called
 
 
 def _made_on_host(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
