@@ -61,7 +61,8 @@ def _note() -> None:
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
-            _waits.append(f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_code.co_qualname}")
+            name, _, _ = frame.f_code.co_qualname.partition(".<locals>")
+            _waits.append(f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{name}")
             return
         frame = frame.f_back
     _waits.append("elsewhere")

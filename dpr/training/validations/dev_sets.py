@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
+from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch, on_device
 from dpr.core.compute_settings import autocast
 from dpr.core.distributed import current_ranks, gather_uneven_rows, largest_over_ranks, sum_over_ranks
 from dpr.core.logs import counted
@@ -161,16 +161,18 @@ class NllValidation(DevSetValidation):
                 gather_uneven_rows(batch.context_ids),
                 batch.known_positive_ids,
                 batch.known_positive_valid,
-            ).to(slots.device)
+            )
+            negatives = candidates.competing(slice(None), torch.nonzero(candidates.counts)[:, 0]).sum()
+            candidates = candidates.to(slots.device)
             temperature = Temperature(float(model.temperature))
             columns = gather_uneven_rows(slots)
             result = nll_of_columns(questions, columns, candidates, temperature, max_scores=MAX_SCORES)
-            negatives = candidates.competing(slice(None), torch.nonzero(candidates.counts)[:, 0]).sum()
-            size = sums.new_tensor(len(rows))
-            sums += torch.stack([size, result.loss.double(), result.num_correct.double(), size + negatives])
+            size = sums.new_full((), len(rows))
+            found = size + on_device(negatives, slots.device)
+            sums += torch.stack([size, result.loss.double(), result.num_correct.double(), found])
             of_questions = torch.stack([result.losses.double(), result.correct.double()], dim=1)
             values.append(gather_uneven_rows(of_questions).cpu())
-        return sum_over_ranks(sums), torch.cat(values)
+        return sum_over_ranks(sums).cpu(), torch.cat(values)
 
 
 class AverageRankValidation(DevSetValidation):
@@ -257,7 +259,7 @@ class AverageRankValidation(DevSetValidation):
                 ties[rows_of_block] += ((scores == gold) & competing).sum(1)
         rank = higher + 0.5 * ties
         sums = torch.stack([torch.ones_like(rank), rank, higher, higher + ties], dim=1).sum(0)
-        return sum_over_ranks(sums), gather_uneven_rows(rank[:, None]).cpu()
+        return sum_over_ranks(sums).cpu(), gather_uneven_rows(rank[:, None]).cpu()
 
     def _num_questions(self, source: SampleSource) -> int:
         most = self.settings.train.val_av_rank_max_qs
