@@ -76,15 +76,16 @@ class SimulatedTensor(Tensor):
     @staticmethod
     def __new__(cls, on_host: Tensor) -> "SimulatedTensor":
         is_strided = on_host.layout == torch.strided
-        made: Any = torch.Tensor._make_wrapper_subclass(
-            cls,
-            on_host.size(),
-            strides=on_host.stride() if is_strided else None,
-            storage_offset=on_host.storage_offset() if is_strided else None,
-            dtype=on_host.dtype,
-            layout=on_host.layout,
-            device=torch.device(NAME, 0),
-        )
+        with torch.inference_mode(False):  # else no view of a tensor from outside such a block could be made
+            made: Any = torch.Tensor._make_wrapper_subclass(
+                cls,
+                on_host.size(),
+                strides=on_host.stride() if is_strided else None,
+                storage_offset=on_host.storage_offset() if is_strided else None,
+                dtype=on_host.dtype,
+                layout=on_host.layout,
+                device=torch.device(NAME, 0),
+            )
         made.on_host = on_host
         return made
 
@@ -157,7 +158,7 @@ def _is_unsized_repeat(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
 def install() -> torch.device:
     """Makes the device known to torch, for the rest of the process."""
-    from torch.utils import backend_registration
+    from torch.utils import _device, backend_registration
 
     class Module(backend_registration._DummyBackendModule):
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -181,6 +182,7 @@ def install() -> torch.device:
         packet = getattr(torch.ops.aten, operation)
         of_torch.impl(operation, _in_half_precision(packet.default), "AutocastPrivateUse1")
     globals()["_libraries"] = library, of_torch  # they end with the objects
+    _device._device_constructors()  # a block with a default device knows those of torch
     for owner, function in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
         setattr(owner, function, _made_on_host(getattr(owner, function)))
     return torch.device(NAME, 0)
