@@ -21,8 +21,14 @@ def found_by(module: str, folder: Path) -> dict[str, Any]:
     return {"process": ended.stderr[-3000:], **{found["name"]: found for found in lines}}
 
 
+PACKAGES = {"adapters": "peft", "the service": "fastapi"}
+"""What some runs need besides torch."""
+
+
 def of_run(found: dict[str, Any], name: str) -> tuple[Any, Any]:
     """What a run has found on the CPU and on the device."""
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
     assert name in found, found["process"]
     assert "error" not in found[name], found[name]["error"]
     return found[name]["cpu"], found[name]["simulated"]

@@ -82,6 +82,16 @@ def test_between_log_lines_a_step_waits_once(found: dict[str, Any], name: str) -
         assert simulated["waits"]["step 2"] == expected
 
 
+def test_the_first_step_also_waits_for_its_counts_and_for_a_reference_of_a_collapse(
+    found: dict[str, Any],
+) -> None:
+    _, simulated = of_run(found, "direct")
+    assert simulated["waits"]["step 1"] == STEP | {
+        "training/stopping.py:FiniteCheck.begin": 2,
+        "training/callbacks/batch_metrics.py:GlobalBatchMetrics.on_step_end": 1,
+    }
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_log_lines_validations_and_checkpoints_wait_for_what_they_write(
     found: dict[str, Any], name: str
