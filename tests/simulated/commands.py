@@ -153,8 +153,26 @@ def scoring_by_a_bi_encoder(at: str, out: Path) -> Found:
     return records(out)
 
 
+def training(at: str, out: Path) -> Found:
+    encoder = ("encoder=hf_bert", "encoder.pretrained_model_cfg=encoder", "encoder.pretrained=false")
+    sizes = ("encoder.sequence_length=24", "train.batch_size=4", "train.num_train_epochs=1")
+    others = ("encoder.dropout=0", "train.num_workers=0", f"out={out}", f"device={at}")
+    command("train", "train_datasets=train.jsonl", *encoder, *sizes, *others)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {"numbers": [line["train/loss"] for line in lines if "train/loss" in line]}
+
+
 def merging(at: str, out: Path) -> Found:
-    command("merge", "tuned=[model,other]", "set=judged", f"out={out}", f"device={at}")
+    command(
+        "merge",
+        "tuned=[model]",
+        "base=other",
+        "weights=[0.5]",
+        "set=judged",
+        "split=test",
+        f"out={out}",
+        f"device={at}",
+    )
     weights = BiEncoder.load(out).weights()
     return {"numbers": [float(weight.square().sum()) for weight in weights.values()]}
 
@@ -198,6 +216,7 @@ COMMANDS: dict[str, Callable[[str, Path], Found]] = {
     "mining without vectors": mining_without_vectors,
     "scoring": scoring,
     "scoring by a bi-encoder": scoring_by_a_bi_encoder,
+    "training": training,
     "merging": merging,
     "fitting a layer": fitting_a_layer,
     "a growing corpus": a_growing_corpus,

@@ -50,7 +50,7 @@ WAITS: dict[str, dict[str, int]] = {
     "mining without vectors": {EMBEDDED: 2} | of_search(),
     "scoring": {SCORED: 6},
     "scoring by a bi-encoder": {EMBEDDED: 2},
-    "merging": {},
+    "merging": {EMBEDDED: 2} | of_search(),
     "a growing corpus": {EMBEDDED: 3} | of_search(calls=2),
     "the service": {EMBEDDED: 1} | of_search(),
 }
@@ -66,6 +66,8 @@ def test_a_command_finds_what_it_finds_on_a_cpu(found: dict[str, Any], name: str
     cpu, simulated = of_run(found, name)
     tolerance = OF_HALF_PRECISION.get(name, 1e-4)
     assert cpu["numbers"] or cpu["texts"]
+    assert not cpu["waits"]
+    assert simulated["waits"].keys() - OF_MODELS, "nothing was computed on the device"
     assert simulated["numbers"] == pytest.approx(cpu["numbers"], rel=tolerance, abs=tolerance)
     assert simulated["texts"] == cpu["texts"]
 
