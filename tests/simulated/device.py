@@ -31,6 +31,7 @@ SHAPED_BY_VALUES = {
     "aten::bincount",
 }
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+# Those that autocast computes in half precision; all others take what they are given, as on a CPU.
 IN_HALF_PRECISION = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention")
 IS_READ = {"aten::_local_scalar_dense", "aten::equal"}
 

@@ -216,8 +216,8 @@ class AverageRankValidation(DevSetValidation):
             batch, vectors, slots = self._encoded(model, collator, source, options, rows)
             valid = batch.context_valid
             questions.append(vectors)
-            golds.append(slots[batch.positive_idx.to(slots.device)])
-            contexts.append(slots[valid.to(slots.device)])
+            golds.append(slots[on_device(batch.positive_idx, slots.device)])
+            contexts.append(slots[on_device(torch.nonzero(valid)[:, 0], slots.device)])
             identities.append(batch.context_ids[valid])
             targets.append(valid.cumsum(0)[batch.positive_idx] - 1 + num_slots)
             num_slots += int(valid.sum())
@@ -238,7 +238,7 @@ class AverageRankValidation(DevSetValidation):
         )
         counting = torch.nonzero(candidates.counts[first : first + num_slots])[:, 0]
         columns = counting + first
-        own = torch.cat(contexts)[counting.to(model.device)]
+        own = torch.cat(contexts)[on_device(counting, model.device)]
 
         # Sums in float64 are rounded to float32, so that equal vectors tie whatever the shape of the product.
         queries = torch.cat(questions).double()
@@ -254,7 +254,8 @@ class AverageRankValidation(DevSetValidation):
                 rows_of_block = slice(row, row + QUESTION_BLOCK)
                 scores = score_matrix(queries[rows_of_block], block).float()
                 gold = gold_scores[rows_of_block, None]
-                competing = candidates.competing(rows_of_block, block_columns).to(scores.device)
+                competing = candidates.competing(rows_of_block, block_columns)
+                competing = on_device(competing, scores.device)
                 higher[rows_of_block] += ((scores > gold) & competing).sum(1)
                 ties[rows_of_block] += ((scores == gold) & competing).sum(1)
         rank = higher + 0.5 * ties
