@@ -98,7 +98,8 @@ def _fitted(asked: Tensor, encoded: Tensor, targets: Tensor, sources: Tensor, *,
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
     for rows in counted(batches, "fitting the layer", unit="steps"):
         own = sources[rows, None].to(device)
-        scores = normalize(asked[rows] @ matrix.T, dim=-1) @ normalize(encoded @ matrix.T, dim=-1).T
+        ours = normalize(asked[rows.to(device)] @ matrix.T, dim=-1)
+        scores = ours @ normalize(encoded @ matrix.T, dim=-1).T
         scores = (scores / _TEMPERATURE).scatter(1, own, float("-inf"))
         wanted = (targets[rows].to(device) / TEACHER_TEMPERATURE).scatter(1, own, float("-inf"))
         learned = scores.log_softmax(1).scatter(1, own, 0.0)  # 0 x -inf is no number

@@ -86,9 +86,8 @@ class TokenBatch(_Batch):
         device = self.tokens.device
         lengths = self.lengths.to(device, non_blocking=True)
         mask = torch.arange(longest, device=device) < lengths[:, None]
-        input_ids = self.tokens.new_full(mask.shape, pad_id)
-        input_ids[mask] = self.tokens
-        return input_ids, mask
+        # An index by the mask would wait for the device to count it.
+        return self.tokens.new_full(mask.shape, pad_id).masked_scatter_(mask, self.tokens), mask
 
     def select(self, rows: Tensor) -> TokenBatch:
         """Returns the given sequences in the given order. ``rows`` should be on the host; otherwise this

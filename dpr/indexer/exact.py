@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpr.core.batch import on_device
 from dpr.core.errors import InputError
 from dpr.core.logs import counted
 from dpr.indexer.ranking import RunningTopK, SearchResult, is_among
@@ -91,9 +92,9 @@ class RunningSearch:
         num_queries = len(error)
         scores = self._scores[: len(block) * num_queries].view(len(block), num_queries)
         multiply(block, self._on_device[tile], scores)
-        least = torch.from_numpy(self.best.least(tile).copy()).to(self._device)
-        reach = least - error
-        if bool(torch.isinf(least).any()):  # a list is not full yet
+        least = self.best.least(tile)
+        reach = on_device(torch.from_numpy(least.copy()), self._device) - error
+        if np.isinf(least).any():  # a list is not full yet
             reach = torch.maximum(reach, kth_at_least(scores, k) - 2 * error)
         places = _true_places(scores, reach)
         if len(places) > 4 * k * num_queries:  # the corpus is in an unlucky order

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 FILE = Path(__file__).resolve().parents[1] / "slow_tests.txt"
 # Whole folders that start programs, launchers, kills or thousands of cases.
-_NAMES = ("cli", "faults", "fuzz", "gpu", "examples", "unit/benchmarks", "unit/integrations")
+_NAMES = ("cli", "faults", "fuzz", "gpu", "simulated", "examples", "unit/benchmarks", "unit/integrations")
 _FOLDERS = tuple(f"tests/{name}/" for name in _NAMES)
 
 

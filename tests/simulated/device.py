@@ -31,6 +31,8 @@ SHAPED_BY_VALUES = {
     "aten::bincount",
 }
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+# Those that autocast computes in half precision; all others take what they are given, as on a CPU.
+IN_HALF_PRECISION = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention")
 IS_READ = {"aten::_local_scalar_dense", "aten::equal"}
 
 _waits: list[str] = []
@@ -60,7 +62,8 @@ def _note() -> None:
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
-            _waits.append(f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_code.co_qualname}")
+            name, _, _ = frame.f_code.co_qualname.partition(".<locals>")
+            _waits.append(f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{name}")
             return
         frame = frame.f_back
     _waits.append("elsewhere")
@@ -74,21 +77,28 @@ class SimulatedTensor(Tensor):
     @staticmethod
     def __new__(cls, on_host: Tensor) -> "SimulatedTensor":
         is_strided = on_host.layout == torch.strided
-        made: Any = torch.Tensor._make_wrapper_subclass(
-            cls,
-            on_host.size(),
-            strides=on_host.stride() if is_strided else None,
-            storage_offset=on_host.storage_offset() if is_strided else 0,
-            dtype=on_host.dtype,
-            layout=on_host.layout,
-            device=torch.device(NAME, 0),
-        )
+        with torch.inference_mode(False):  # else no view of a tensor from outside such a block could be made
+            made: Any = torch.Tensor._make_wrapper_subclass(
+                cls,
+                on_host.size(),
+                strides=on_host.stride() if is_strided else None,
+                storage_offset=on_host.storage_offset() if is_strided else None,
+                dtype=on_host.dtype,
+                layout=on_host.layout,
+                device=torch.device(NAME, 0),
+            )
         made.on_host = on_host
         return made
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _computed(func, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"{NAME}: {self.on_host!r}"
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.on_host.untyped_storage()
 
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
@@ -149,7 +159,7 @@ def _is_unsized_repeat(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
 def install() -> torch.device:
     """Makes the device known to torch, for the rest of the process."""
-    from torch.utils import backend_registration
+    from torch.utils import _device, backend_registration
 
     class Module(backend_registration._DummyBackendModule):
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -167,10 +177,33 @@ def install() -> torch.device:
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda function, *args, **kwargs: _computed(function, args, kwargs), "PrivateUse1")
-    globals()["_library"] = library  # it ends with the object
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    of_torch = torch.library.Library("aten", "IMPL")
+    for operation in IN_HALF_PRECISION:
+        packet = getattr(torch.ops.aten, operation)
+        of_torch.impl(operation, _in_half_precision(packet.default), "AutocastPrivateUse1")
+    globals()["_libraries"] = library, of_torch  # they end with the objects
+    _device._device_constructors()  # a block with a default device knows those of torch
     for owner, function in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
         setattr(owner, function, _made_on_host(getattr(owner, function)))
     return torch.device(NAME, 0)
+
+
+def _in_half_precision(function: Any) -> Callable[..., Any]:
+    """An operation as autocast calls it."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(NAME)
+
+        def cast(leaf: Any) -> Any:
+            is_cast = isinstance(leaf, Tensor) and leaf.device.type == NAME and leaf.dtype == torch.float32
+            return leaf.to(dtype) if is_cast else leaf
+
+        with torch.autocast(NAME, enabled=False):
+            cast_args, cast_kwargs = tree_map(cast, (args, kwargs))
+            return function(*cast_args, **cast_kwargs)
+
+    return called
 
 
 def _made_on_host(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

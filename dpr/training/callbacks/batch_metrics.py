@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.distributed import sum_over_ranks
 from dpr.core.logs import get_logger
 from dpr.losses.candidates import MASKED_SCORE, score_matrix
@@ -58,7 +58,7 @@ class GlobalBatchMetrics(Callback):
         # OF_QUESTIONS of the sampled questions, (R, 5); NaN if a question has no negative.
         stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
         rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
-        rows = rows.to(questions.device)
+        rows = on_device(rows, questions.device)
         target = global_batch.candidates.target[rows]
         candidates = global_batch.candidates._replace(
             target=target, masked=global_batch.candidates.masked[rows]

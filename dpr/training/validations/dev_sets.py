@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch
+from dpr.core.batch import BiEncoderBatch, Temperature, TokenBatch, on_device
 from dpr.core.compute_settings import autocast
 from dpr.core.distributed import current_ranks, gather_uneven_rows, largest_over_ranks, sum_over_ranks
 from dpr.core.logs import counted
@@ -161,16 +161,18 @@ class NllValidation(DevSetValidation):
                 gather_uneven_rows(batch.context_ids),
                 batch.known_positive_ids,
                 batch.known_positive_valid,
-            ).to(slots.device)
+            )
+            negatives = candidates.competing(slice(None), torch.nonzero(candidates.counts)[:, 0]).sum()
+            candidates = candidates.to(slots.device)
             temperature = Temperature(float(model.temperature))
             columns = gather_uneven_rows(slots)
             result = nll_of_columns(questions, columns, candidates, temperature, max_scores=MAX_SCORES)
-            negatives = candidates.competing(slice(None), torch.nonzero(candidates.counts)[:, 0]).sum()
-            size = sums.new_tensor(len(rows))
-            sums += torch.stack([size, result.loss.double(), result.num_correct.double(), size + negatives])
+            size = sums.new_full((), len(rows))
+            found = size + on_device(negatives, slots.device)
+            sums += torch.stack([size, result.loss.double(), result.num_correct.double(), found])
             of_questions = torch.stack([result.losses.double(), result.correct.double()], dim=1)
             values.append(gather_uneven_rows(of_questions).cpu())
-        return sum_over_ranks(sums), torch.cat(values)
+        return sum_over_ranks(sums).cpu(), torch.cat(values)
 
 
 class AverageRankValidation(DevSetValidation):
@@ -214,8 +216,8 @@ class AverageRankValidation(DevSetValidation):
             batch, vectors, slots = self._encoded(model, collator, source, options, rows)
             valid = batch.context_valid
             questions.append(vectors)
-            golds.append(slots[batch.positive_idx.to(slots.device)])
-            contexts.append(slots[valid.to(slots.device)])
+            golds.append(slots[on_device(batch.positive_idx, slots.device)])
+            contexts.append(slots[on_device(torch.nonzero(valid)[:, 0], slots.device)])
             identities.append(batch.context_ids[valid])
             targets.append(valid.cumsum(0)[batch.positive_idx] - 1 + num_slots)
             num_slots += int(valid.sum())
@@ -236,7 +238,7 @@ class AverageRankValidation(DevSetValidation):
         )
         counting = torch.nonzero(candidates.counts[first : first + num_slots])[:, 0]
         columns = counting + first
-        own = torch.cat(contexts)[counting.to(model.device)]
+        own = torch.cat(contexts)[on_device(counting, model.device)]
 
         # Sums in float64 are rounded to float32, so that equal vectors tie whatever the shape of the product.
         queries = torch.cat(questions).double()
@@ -252,12 +254,13 @@ class AverageRankValidation(DevSetValidation):
                 rows_of_block = slice(row, row + QUESTION_BLOCK)
                 scores = score_matrix(queries[rows_of_block], block).float()
                 gold = gold_scores[rows_of_block, None]
-                competing = candidates.competing(rows_of_block, block_columns).to(scores.device)
+                competing = candidates.competing(rows_of_block, block_columns)
+                competing = on_device(competing, scores.device)
                 higher[rows_of_block] += ((scores > gold) & competing).sum(1)
                 ties[rows_of_block] += ((scores == gold) & competing).sum(1)
         rank = higher + 0.5 * ties
         sums = torch.stack([torch.ones_like(rank), rank, higher, higher + ties], dim=1).sum(0)
-        return sum_over_ranks(sums), gather_uneven_rows(rank[:, None]).cpu()
+        return sum_over_ranks(sums).cpu(), gather_uneven_rows(rank[:, None]).cpu()
 
     def _num_questions(self, source: SampleSource) -> int:
         most = self.settings.train.val_av_rank_max_qs
