@@ -231,7 +231,7 @@ def _line(number: int, row: Any) -> bytes:
         row = {"question": texts[0], "positive": texts[1], "negative": texts[2:]}
     if not isinstance(row, Mapping):
         expected = "a dictionary, such as {'question': ..., 'positive': ...}, or (question, passage)"
-        raise InputError(f"row {number}: of type {type(row).__name__}", expected=expected)
+        raise InputError(f"row {number}: {row!r:.100} of type {type(row).__name__}", expected=expected)
     try:
         # values of numpy and the like have tolist
         return (json.dumps(dict(row), default=lambda value: value.tolist()) + "\n").encode()

@@ -59,6 +59,8 @@ class SentenceTransformersNames(Towers):
 
     def _compared(self, vectors: Any) -> Tensor:
         try:
+            if isinstance(vectors, list):
+                vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
             tensor = torch.atleast_2d(torch.as_tensor(vectors))
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
@@ -83,6 +85,11 @@ class SentenceTransformersNames(Towers):
             tower.check_length(length, "max_seq_length")
         self.settings = replace(self.settings, sequence_length=length, question_length=0)
         self.tensorizer.sequence_length = self.tensorizer.question_length = length
+
+    # Setting these, which would change nothing, fails; reading them shows the line to write (__getattr__).
+    prompts = property()
+    default_prompt_name = property()
+    truncate_dim = property()
 
     @property
     def tokenizer(self) -> Any:

@@ -405,7 +405,8 @@ def _write(file: Path, passages: Iterable[Passage]) -> None:
         InputError: the file holds other passages.
     """
     target = file if not file.exists() else file.with_name(f"{file.stem}.new.jsonl")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with durable_text(target) as out:
         for count, passage in enumerate(passages, 1):  # noqa: B007
