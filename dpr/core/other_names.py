@@ -38,7 +38,7 @@ _LINES = {
     "num_negatives num_hard_negatives": "per_question={}",
     "k": "search(question, k={}) finds as many; mine_hard_negatives takes per_question and to_rank",
     "anchor_column_name positive_column_name columns": (
-        'open_training_set(dataset, name="train", columns={"question": "query", "positive": "answer"}) names columns'
+        'open_training_set(dataset, name="train", columns={"question": "query", "positive": "answer"})'
     ),
     "output_format output_scores include_positives as_triplets": (
         "leave it out: rows have question, positive_ctxs, and hard_negative_ctxs with scores, which"

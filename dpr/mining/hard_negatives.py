@@ -83,10 +83,7 @@ def mine_hard_negatives(
         TypeError: there is no such setting.
     """
     if others:
-        raise TypeError(
-            "mine_hard_negatives(pairs, model, corpus) takes settings by name, and no names of columns"
-            + hint("columns")
-        )
+        raise TypeError(f"mine_hard_negatives(pairs, model, corpus) takes settings by name{hint('columns')}")
     refuse(settings, "mine_hard_negatives()", signature(MineCommand).parameters.keys() - _GIVEN)
     configure_by_default()
     chosen = None if model == "bm25" else model
@@ -108,7 +105,7 @@ def mine_hard_negatives(
         config = MineCommand.from_mapping(settings | given, "")
         if unused := drop_unused(config):
             logger.warning(unused_note(unused))
-        train = pairs if isinstance(pairs, TrainingSet) else open_training_set(pairs, name="train")
+        train = open_training_set(pairs, name="train")
         audit = mine(config, train, file, chosen)
         rows = MinedRows(json.loads(line) for line in out.open(encoding="utf-8"))
         rows.audit = audit

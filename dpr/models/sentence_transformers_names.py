@@ -61,7 +61,7 @@ class SentenceTransformersNames(Towers):
         try:
             if isinstance(vectors, list):
                 vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
-            tensor = torch.atleast_2d(torch.as_tensor(vectors))
+            tensor = torch.atleast_2d(torch.as_tensor(vectors)).float()
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
                 f"similarity() takes vectors, not {type(vectors).__name__}; encode_questions makes them of texts"

@@ -70,6 +70,8 @@ def test_similarity_and_names_of_encoding(folder: Path) -> None:
     pairs = model.similarity_pairwise(3 * questions, passages)
     np.testing.assert_allclose(pairs, scores.diagonal(), atol=1e-6)
     assert model.similarity(questions[0], passages).shape == (1, 3)
+    halves = passages.half()
+    torch.testing.assert_close(model.similarity(questions, halves), scores, atol=1e-3, rtol=0)
     listed = model.encode_document(TEXTS, convert_to_numpy=False)
     for given in (listed, [vector.numpy() for vector in listed], [vector.tolist() for vector in listed]):
         torch.testing.assert_close(model.similarity(questions, given), scores)

@@ -127,6 +127,11 @@ def test_a_loop_over_models_logs_nothing(data: Data, caplog: pytest.LogCaptureFi
         assert not caplog.messages
         dpr.evaluate(retriever, queries, {**qrels, "q0": {"p000": 0}})
     assert "1 without a relevant passage left out" in caplog.text
+    pairs = dpr.open_training_set([("ba be", "ba be bi"), ("ka", "ko")], name="opened")
+    caplog.clear()
+    with caplog.at_level("INFO", logger="dpr"):
+        assert dpr.evaluate("bm25", pairs)["mrr@10"] == dpr.evaluate("bm25", pairs)["mrr@10"]
+    assert "read 2 records" not in caplog.text
 
 
 def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) -> None:
