@@ -67,8 +67,10 @@ class BiEncoder(SentenceTransformersNames):
             return  # __new__ has loaded it
         refuse(others, "BiEncoder(towers)")
         if settings is None:
-            kind = type(question_model).__name__
-            raise TypeError(f"BiEncoder() takes the name or the folder of a model, not {kind}{hint(kind)}")
+            raise TypeError(
+                "BiEncoder() takes the name or the folder of a model, not"
+                f" {type(question_model).__name__}{hint(type(question_model).__name__)}"
+            )
         super().__init__(question_model, ctx_model, tensorizer, settings, options)
 
     @property

@@ -124,12 +124,12 @@ def test_a_filter_that_cannot_be_meant_is_refused(client: Any, wanted: dict[str,
 
 
 def test_a_value_that_json_lacks_is_null_in_the_answer(tmp_path: Path) -> None:
-    """NaN of a Parquet file, as a value and inside a list."""
+    """NaN and infinity of a Parquet file, as a value and inside a list."""
     columns = {
         "id": ["a", "b"],
         "text": ["ka no", "ka po"],
         "year": [2000.0, np.nan],
-        "marks": [[1.0, np.nan], []],
+        "marks": [[1.0, np.nan, np.inf], []],
     }
     pq.write_table(pa.table(columns), tmp_path / "corpus.parquet")
     Retriever.build(None, tmp_path / "corpus.parquet", folder=tmp_path / "run")
@@ -144,7 +144,7 @@ def test_a_value_that_json_lacks_is_null_in_the_answer(tmp_path: Path) -> None:
             hits = answer.json()["results"][0]
             assert sorted(hit["id"] for hit in hits) == ids
             found = {hit["id"]: hit["metadata"] for hit in hits}
-            assert found["a"] == {"year": 2000, "marks": [1, None]}
+            assert found["a"] == {"year": 2000, "marks": [1, None, None]}
             assert found.get("b", {"year": None, "marks": []}) == {"year": None, "marks": []}
 
 
