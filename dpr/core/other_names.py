@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 _LINES = {
     "save_pretrained": "model.save(folder); dpr.to_sentence_transformer(model).save_pretrained(folder) for sentence-transformers",
-    "push_to_hub save_to_hub": "model.save(folder), then hf upload USER/NAME FOLDER",
+    "push_to_hub save_to_hub hub_model_id hub_strategy hub_token hub_private_repo": "model.save(folder), then hf upload USER/NAME FOLDER",
     "export backend": "model.save(folder), then dpr export model_file=FOLDER to=onnx out=OTHER",
     "finetune fine-tune fine_tune": "dpr train train=finetune model=MODEL train_datasets=train.jsonl out=FOLDER",
-    "fit old_fit Trainer TrainingArguments SentenceTransformerTrainer SentenceTransformerTrainingArguments": (
+    "train fit old_fit Trainer TrainingArguments SentenceTransformerTrainer SentenceTransformerTrainingArguments": (
         "BiEncoderTrainer(model, train_sets=..., output_dir=..., batch_size=32).train() trains"
     ),
-    "SentenceTransformer CrossEncoder": (
+    "CrossEncoder SparseEncoder": (
+        "sentence-transformers trains these; mine_hard_negatives(..., cross_encoder=FOLDER) scores with a cross-encoder"
+    ),
+    "SentenceTransformer": (
         "dpr.BiEncoder(name_or_folder) opens a model of sentence-transformers,"
         " dpr.BiEncoder.from_sentence_transformers(model) one in memory"
     ),
@@ -26,15 +29,34 @@ _LINES = {
         " dpr.mean_metrics(dpr.evaluate_questions(run, qrels)) those of rankings; the evaluators of"
         " sentence-transformers take the model"
     ),
+    "k_values precision_recall_at_k accuracy_at_k ndcg_at_k mrr_at_k map_at_k": 'metrics=["ndcg@10", "recall@100"]',
     "relevant_docs relevant": "qrels={question id: {passage id, ...}}",
-    "MultipleNegativesRankingLoss CachedMultipleNegativesRankingLoss": (
+    "MultipleNegativesRankingLoss scale": (
         "the default loss uses in-batch negatives (loss= names others); temperature=0.05 is its scale of 20"
     ),
     "mine_hard_negatives": "dpr.mine_hard_negatives(pairs, model, corpus=passages) mines hard negatives",
-    "num_negatives": "per_question={}",
+    "num_negatives num_hard_negatives": "per_question={}",
+    "k": "search(question, k={}) finds as many; mine_hard_negatives takes per_question and to_rank",
+    "anchor_column_name positive_column_name columns": (
+        'open_training_set(dataset, name="train", columns={"question": "query", "positive": "answer"})'
+    ),
+    "output_format output_scores include_positives as_triplets": (
+        "leave it out: rows have question, positive_ctxs, and hard_negative_ctxs with scores, which"
+        " BiEncoderTrainer(model, train_sets=rows) takes"
+    ),
     "range_min range_max": "from_rank=11, to_rank=50 take ranks 11 to 50",
-    "relative_margin absolute_margin max_score": "max_relative_score=0.95 is a relative margin of 0.05",
-    "encode index": "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches",
+    "relative_margin absolute_margin margin max_score min_score": (
+        "max_relative_score=0.95 of mine_hard_negatives is a relative margin of 0.05"
+    ),
+    "encode index index_factory nprobe": (
+        "dpr embed model=MODEL corpus=corpus.tsv out=FOLDER writes vectors; Retriever.build(model, texts) searches,"
+        ' with folder=FOLDER, indexer="hnsw32" approximately'
+    ),
+    "embeddings vectors": "Retriever.open(model=MODEL, vectors=FOLDER, corpus=FILE) searches vectors of dpr embed; build makes them",
+    "devices accelerator gpus local_rank": (
+        'encode(texts, devices=["cuda:0", "cuda:1"]) takes several; training runs under torchrun, inside'
+        ' dpr.process_group("cuda")'
+    ),
     "start_multi_process_pool stop_multi_process_pool encode_multi_process pool chunk_size": (
         'encode(texts, devices=["cuda:0", "cuda:1"]) starts a process for each device; encode(texts) uses all'
         " cores of the machine"
@@ -44,8 +66,8 @@ _LINES = {
         " trainer trains for it"
     ),
     "precision": "sentence_transformers.quantize_embeddings(vectors, 'int8'), or dpr embed out_dtype=int8",
-    "default_prompt_name": 'encode(texts, prompt_name="query"), or encode_questions(texts)',
-    "prompts query_prefix passage_prefix query_instruction query_instruction_for_retrieval": (
+    "default_prompt_name encode_queries encode_corpus": 'encode_questions(texts), encode_passages(texts), or prompt_name="query"',
+    "prompts query_prompt passage_prompt corpus_prompt query_prefix passage_prefix query_instruction query_instruction_for_retrieval": (
         'BiEncoder.load(name, prompts={"query": "query: ", "document": "passage: "}), or for a new model'
         ' EncoderSettings(query_prompt="query: ", passage_prompt="passage: ")'
     ),
@@ -54,12 +76,12 @@ _LINES = {
         'encode(texts, precision="bf16") sets the arithmetic, model.to(torch.bfloat16) the type of weights,'
         " options=TowerOptions(...) how towers run"
     ),
-    "tokenizer_kwargs processor_kwargs preprocess get_max_seq_length max_length": (
+    "tokenizer_kwargs processor_kwargs preprocess get_max_seq_length max_length max_seq_length": (
         "model.max_seq_length = 256 sets the longest text in tokens"
     ),
     "output_value": "encode returns one vector for each text; output_value stays sentence_embedding",
-    "aembed_query aembed_documents": "await asyncio.to_thread(model.embed_query, text)",
-    "cos_sim pytorch_cos_sim dot_score pairwise_cos_sim pairwise_dot_score normalize_embeddings SimilarityFunction": (
+    "aembed_query aembed_documents ainvoke": "await asyncio.to_thread(model.embed_query, text), to_thread(retriever.search, question)",
+    "cos_sim pytorch_cos_sim dot_score pairwise_cos_sim pairwise_dot_score SimilarityFunction": (
         "model.similarity(questions, passages) computes the scores; sentence_transformers.util takes these vectors"
     ),
     "quantize_embeddings": "sentence_transformers.quantize_embeddings(vectors, 'int8') takes these vectors",
@@ -72,40 +94,46 @@ _LINES = {
         "BiEncoder(folder) has embed_query and embed_documents, which LangChain's stores call"
     ),
     "trust_remote_code": "code in model folders is never run; leave it out",
-    "similarity_fn_name": "BiEncoder.from_pretrained(name, EncoderSettings(normalize=True)) ranks by cosine",
+    "similarity_fn_name metric": "BiEncoder.from_pretrained(name, EncoderSettings(normalize=True)) ranks by cosine",
     "cache_folder cache_dir token use_auth_token local_files_only revision": (
         "HF_HOME sets where models are kept, HF_TOKEN who downloads them; hf download --revision fetches a revision"
     ),
     "pooling": "settings=EncoderSettings(pooling=...)",
-    "normalize": "encode(texts, normalize_embeddings=True), or for a new model settings=EncoderSettings(normalize=True)",
+    "normalize normalize_embeddings": "encode(texts, normalize_embeddings=True), or for a new model EncoderSettings(normalize=True)",
     "lora lora_r lora_rank lora_alpha lora_config peft_config LoraConfig add_adapter get_peft_model": (
         "encoder.adapter=lora trains adapters; from Python, the model is"
         ' BiEncoder.from_pretrained(name, EncoderSettings(adapter="lora", lora_rank=16))'
     ),
-    "load from_pretrained from_texts from_documents from_folder": (
+    "load load_local from_pretrained from_texts from_documents from_folder": (
         "Retriever.build(model, passages) makes one, Retriever.open(folder) opens one"
     ),
     "save save_local persist": "Retriever.build(model, passages, folder=FOLDER) keeps it, Retriever.open(FOLDER) opens it again",
-    "util semantic_search retrieve invoke query ask get_relevant_documents similarity_search": (
+    "util semantic_search retrieve invoke query ask get_relevant_documents similarity_search similarity_search_by_vector get_top_docs": (
         "Retriever.build(model, texts).search(question, k=5) searches; sentence_transformers.util takes these vectors"
     ),
     "add_texts add_documents insert write_documents": "add(passages) adds texts, dictionaries with 'text', or Passage",
+    "Document": 'give {"text": doc.page_content, **doc.metadata}, or dpr.Passage(text, title)',
+    "BM25 BM25Retriever BM25Okapi": 'Retriever.build("bm25", passages) searches by words',
     "upsert": "update(passages) replaces passages by id, add(passages) adds new ones; id in retriever tells which",
-    "remove delete_documents": "delete(ids) deletes passages",
+    "remove remove_ids delete_documents": "delete(ids) deletes passages",
     "get_by_ids filter_documents": "get(ids) gives passages; search(question, where={...}) filters",
-    "count count_documents": "len(retriever)",
+    "count count_documents ntotal": "len(retriever)",
     "set": "corpus: FOLDER/corpus.jsonl, questions: FOLDER/queries.jsonl, qrels: FOLDER/qrels/test.tsv",
     "ids metadata metadatas titles": 'passages=[{"id": "a", "title": "", "text": "...", "year": 2020}, ...]',
     "top_k topk n limit n_results num_results": "k={}",
-    "filter filters": 'where={"language": "en", "year": [2020, 2021]}',
-    "hybrid alpha": 'mode="hybrid", weight=0.5',
-    "batch_size show_progress_bar show_progress": "leave it out: progress is shown, and batches are chosen to fit into memory",
+    "filter filters metadata_filter": 'where={"language": "en", "year": [2020, 2021]}',
+    "hybrid alpha search_type": 'mode="hybrid", weight=0.5',
+    "threshold score_threshold": "[hit for hit in hits if hit.score > {}]; hits.seems_unanswered tells questions without an answer",
+    "batch_size show_progress_bar show_progress progress verbose quiet disable_tqdm": (
+        'leave it out: batches are chosen to fit into memory; logging.getLogger("dpr").setLevel("WARNING") hides'
+        " progress"
+    ),
     "save_model save_state": "trainer.model.save(folder); BiEncoder.load(output_dir) is the best checkpoint of the run",
-    "early_stopping_patience": "callbacks=[dpr.EarlyStopping(patience=3)]",
+    "early_stopping_patience patience EarlyStoppingCallback": "callbacks=[dpr.EarlyStopping(patience=3)]",
     "TrainerCallback add_callback remove_callback pop_callback callback": (
         "callbacks=[...] takes objects of a subclass of dpr.Callback: def on_step_end(self, run): run.progress.step"
     ),
-    "TripletLoss MultipleNegativesSymmetricRankingLoss": (
+    "TripletLoss MultipleNegativesSymmetricRankingLoss CachedMultipleNegativesSymmetricRankingLoss": (
         "hard negatives of the data count in the default loss; symmetric_weight=1 scores both ways"
     ),
     "as_retriever batch similarity_search_with_score similarity_search_with_relevance_scores max_marginal_relevance_search": (
@@ -124,8 +152,8 @@ _LINES = {
         "the optimizer is AdamW; learning_rate, lr_schedule, warmup_steps, weight_decay, adam_betas set it"
     ),
     "args": "trainer.settings has the settings",
-    "state": "trainer.progress has the step, the metrics and the best checkpoint",
-    "log log_metrics save_metrics": "output_dir has metrics.jsonl; a dpr.Callback logs more",
+    "state best_model_checkpoint training_loss": "trainer.progress has the step, the metrics and the best checkpoint",
+    "log log_metrics save_metrics log_history history": "output_dir has metrics.jsonl; a dpr.Callback logs more",
     "get_train_dataloader": "trainer.micro_batches() yields the batches",
     "hyperparameter_search": "make a trainer for each value, with an output_dir of its own",
     "adam_beta1": "adam_betas='({}, 0.999)'",
@@ -136,6 +164,7 @@ _LINES = {
     ),
     "load_best_model_at_end": "BiEncoder.load(output_dir) is the best checkpoint; leave it out",
     "greater_is_better logging_strategy save_strategy do_train do_eval remove_unused_columns overwrite_output_dir": "leave it out",
+    "sampling_strategy use_faiss faiss_batch_size use_multi_process save_best_model dataloader_drop_last": "leave it out",
     "report_to run_name project logging_dir": (
         "callbacks=[WeightsAndBiases()] of dpr.training.callbacks.trackers, or TensorBoard(folder)"
     ),
@@ -143,7 +172,7 @@ _LINES = {
     "multi_dataset_batch_sampler": "train_sampling_rates=[1.0, 2.0] has a factor for each of train_sets",
     "fsdp fsdp_config deepspeed": "sharding='fsdp2', under torchrun",
     "use_cpu": "model.to('cpu')",
-    "mini_batch_size": "grad_cache_tokens=16384 keeps the graphs of at most that many tokens",
+    "mini_batch_size CachedMultipleNegativesRankingLoss": "grad_cache_tokens=16384 keeps the graphs of at most that many tokens",
     "-m multirun": "one command runs one job; loop over the values in the shell (docs/training.md)",
     "resume_from_checkpoint": "train() resumes the run that it finds in output_dir",
 }
@@ -162,20 +191,20 @@ _USED_BY_OTHERS = {
     "train.batch_size": "per_device_train_batch_size train_batch_size",
     "train.dev_batch_size": "per_device_eval_batch_size eval_batch_size",
     "train.eval_per_epoch, train.eval_every_steps": "eval_strategy evaluation_strategy",
-    "train.eval_every_steps": "eval_steps",
+    "train.eval_every_steps": "eval_steps evaluation_steps",
     "train.save_every_steps": "save_steps",
     "train.keep_last": "save_total_limit",
     "train.log_batch_step": "logging_steps",
     "train.num_workers": "dataloader_num_workers",
     "train.lr_schedule": "lr_scheduler_type",
-    "train.hard_negatives": "train_n_passages train_group_size num_negatives",
+    "train.hard_negatives": "train_n_passages train_group_size num_negatives num_hard_negatives",
     "train.grad_cache_tokens": "gc_chunk_size",
     "tracking.tensorboard, tracking.wandb": "report_to",
-    "output_dir (the same command resumes the run there), model_file": "resume_from_checkpoint",
+    "output_dir (the same command resumes the run there)": "resume_from_checkpoint",
     "encoder.pretrained_model_cfg, model_file": "model_name_or_path model_name model",
     "encoder.sequence_length": "max_seq_length max_length p_max_len passage_max_len",
     "encoder.question_length": "q_max_len query_max_len",
-    "output_dir, out_file, out": "output",
+    "output_dir, out_file, out": "output output_path",
     "train_datasets": "train_file train_data train_dir",
     "dev_datasets": "dev_file eval_file validation_file",
     "ctx_src, ctx_datasets": "ctx_file",

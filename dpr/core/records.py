@@ -192,6 +192,15 @@ def rows_of(given: Any) -> Any:
     return given
 
 
+def json_value(value: Any) -> Any:
+    """Returns a value of a field as JSON has it: arrays, tuples and numbers of numpy as lists and numbers, NaN and
+    infinity as None."""
+    value = getattr(value, "tolist", lambda: value)()
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
 def text_hash(text: str) -> int:
     """Returns a 64-bit hash of a text."""
     return int.from_bytes(

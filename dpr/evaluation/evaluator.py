@@ -149,7 +149,8 @@ class Evaluator:
         if self.qrels is None:
             return
         first = next((ranking[0][0] for ranking in rankings if ranking), None)
-        logger.info("judgements: %s", self.coverage(rankings))
+        if ";" in (coverage := self.coverage(rankings)):  # something is left out
+            logger.info("judgements: %s", coverage)
         found_themselves: list[str] = []
         is_any_right = False
         for question, ranking in zip(self.questions, rankings, strict=True):

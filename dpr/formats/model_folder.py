@@ -73,7 +73,7 @@ class ModelFolder(os.PathLike[str]):
             found = "has no model.safetensors" if self.path.exists() else "there is no such folder"
             if any(self.path.glob("*.bin")):
                 found += "; its pytorch_model.bin is a pickle"
-            hint = "save the model again with save_pretrained of a recent transformers"
+            hint = "save_pretrained of a recent transformers writes one, hf download NAME --local-dir FOLDER fetches one"
             raise CheckpointError(found, file=self.path, hint=hint)
 
 

@@ -41,7 +41,7 @@ def kind_of(value: Any) -> str:
     """Returns the kind of field that a value, or every item of a list, is compared as; empty for one that cannot
     be compared."""
     if isinstance(value, list):
-        kinds = {kind_of(item) for item in value}
+        kinds = {kind_of(item) for item in value if item is not None}
         return kinds.pop() if len(kinds) == 1 else ""
     if isinstance(value, bool):
         return "bool"
@@ -68,7 +68,7 @@ def checked_field(name: str, kind: str, value: Any) -> Any:
         is_kind = is_finite_number(value) and (kind == "float" or abs(value) <= _LARGEST_INT)
     if not is_kind:
         raise ValueError(
-            f"{name} is {describe(value)}, expected {kind}, the kind of the passages before it or of"
+            f"{name} is {describe(value)}, expected {kind}, the kind of the passages before it, of where, or of"
             f" metadata=[{name}:<kind>], which takes {', '.join(KINDS)}"
         )
     return float(value) if kind == "float" else value

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dpr.core.records import Origin, Passage
+from dpr.core.records import Origin, Passage, json_value
 from dpr.formats.record_fields import (
     PASSAGE_IDS,
     PASSAGE_TEXTS,
@@ -209,13 +209,13 @@ def field_of(record: Mapping[str, Any], name: str) -> Any:
 
 def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a passage's record besides id, title and text, including those of BEIR's object
-    ``metadata``."""
+    ``metadata``, each as ``json_value``."""
     read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
     read |= {"_id", "id", "title", "text", "metadata"}
     found = {name: value for name, value in record.items() if name not in read}
     if isinstance(inner := record.get("metadata"), Mapping):
         found |= inner
-    return found
+    return {name: json_value(value) for name, value in found.items()}
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin | None:

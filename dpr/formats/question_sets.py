@@ -205,8 +205,10 @@ def given_qrels(given: Any) -> Qrels:
         if isinstance(row, Mapping):
             named = {normal_name(str(name)): value for name, value in row.items()}
             values = [named.get(name_in(named, names), 1) for names in JUDGED.values()]
-        question, *_, passage, grade = values if len(values) > 2 else (*values, 1)
-        number = grade_of(str(grade))
+        number = None
+        if len(values) > 1:
+            question, *_, passage, grade = values if len(values) > 2 else (*values, 1)
+            number = grade_of(str(grade))
         if number is None:
             expected = "question, passage and an integer grade"
             raise InputError(f"the judgement {' '.join(repr(row).split()):.100}", expected=expected)

@@ -70,7 +70,7 @@ def open_training_set(
     Args:
         data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may
         have, or of texts: a question, its passage, and negatives; a frame of pandas; a ``datasets.Dataset``
-        or ``DatasetDict``; or ``hf://user/name``, which ``datasets`` fetches.
+        or ``DatasetDict``; ``hf://user/name``, which ``datasets`` fetches; or an opened set, which is returned.
         split: split of a folder or ``DatasetDict``; empty = train, or the only split.
         columns: names of columns by role: question, positive, negative, title, answers, label.
 
@@ -79,6 +79,8 @@ def open_training_set(
         ConfigError: ``data`` is of another type.
         OutputError: the cache folder cannot be written.
     """
+    if isinstance(data, TrainingSet):
+        return data
     if on_bad_row not in ("fail", "skip"):
         raise ConfigError(f"on_bad_row={on_bad_row} is not known; choose one of fail, skip")
     cache = cache_root(cache_dir)
@@ -231,7 +233,7 @@ def _line(number: int, row: Any) -> bytes:
         row = {"question": texts[0], "positive": texts[1], "negative": texts[2:]}
     if not isinstance(row, Mapping):
         expected = "a dictionary, such as {'question': ..., 'positive': ...}, or (question, passage)"
-        raise InputError(f"row {number}: of type {type(row).__name__}", expected=expected)
+        raise InputError(f"row {number}: {row!r:.100} of type {type(row).__name__}", expected=expected)
     try:
         # values of numpy and the like have tolist
         return (json.dumps(dict(row), default=lambda value: value.tolist()) + "\n").encode()

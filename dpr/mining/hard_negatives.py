@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpr.core.logs import configure_by_default, get_logger
-from dpr.core.other_names import refuse
+from dpr.core.other_names import hint, refuse
 from dpr.core.paths import user_path
 from dpr.core.settings import drop_unused, unused_note
 from dpr.formats.corpora import given_passages, write_passages
@@ -62,7 +62,7 @@ class MinedRows(list[Record]):
 
 
 def mine_hard_negatives(
-    pairs: Any, model: BiEncoder | str | Path = "bm25", corpus: Any = None, **settings: Any
+    pairs: Any, model: BiEncoder | str | Path = "bm25", corpus: Any = None, *others: Any, **settings: Any
 ) -> MinedRows:
     """Returns training data with hard negatives: passages that BM25 or a model ranks high for a question, and that
     do not answer it. They are those of ``dpr mine``. ``BiEncoderTrainer(train_sets=...)`` takes the result.
@@ -80,7 +80,10 @@ def mine_hard_negatives(
     Raises:
         ConfigError: a setting is out of range.
         InputError: a record cannot be used, or the corpus contains none of the positives.
+        TypeError: there is no such setting.
     """
+    if others:
+        raise TypeError(f"mine_hard_negatives(pairs, model, corpus) takes settings by name{hint('columns')}")
     refuse(settings, "mine_hard_negatives()", signature(MineCommand).parameters.keys() - _GIVEN)
     configure_by_default()
     chosen = None if model == "bm25" else model
@@ -102,7 +105,7 @@ def mine_hard_negatives(
         config = MineCommand.from_mapping(settings | given, "")
         if unused := drop_unused(config):
             logger.warning(unused_note(unused))
-        train = pairs if isinstance(pairs, TrainingSet) else open_training_set(pairs, name="train")
+        train = open_training_set(pairs, name="train")
         audit = mine(config, train, file, chosen)
         rows = MinedRows(json.loads(line) for line in out.open(encoding="utf-8"))
         rows.audit = audit

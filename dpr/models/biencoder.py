@@ -18,7 +18,7 @@ from dpr.core.batch import TokenBatch
 from dpr.core.compute_settings import PRECISIONS
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import ProgressBar
-from dpr.core.other_names import refuse
+from dpr.core.other_names import hint, refuse
 from dpr.core.paths import with_home
 from dpr.core.records import Passage, Question
 from dpr.data.tensorizer import Tensorizer
@@ -56,7 +56,7 @@ class BiEncoder(SentenceTransformersNames):
 
     def __init__(
         self,
-        question_model: Any,
+        question_model: Any = None,
         ctx_model: Any = None,
         tensorizer: Any = None,
         settings: Any = None,
@@ -66,6 +66,11 @@ class BiEncoder(SentenceTransformersNames):
         if isinstance(question_model, str | Path):
             return  # __new__ has loaded it
         refuse(others, "BiEncoder(towers)")
+        if settings is None:
+            raise TypeError(
+                "BiEncoder() takes the name or the folder of a model, not"
+                f" {type(question_model).__name__}{hint(type(question_model).__name__)}"
+            )
         super().__init__(question_model, ctx_model, tensorizer, settings, options)
 
     @property
@@ -228,6 +233,8 @@ class BiEncoder(SentenceTransformersNames):
             self.to(device)
         elif device is not None:
             devices = device
+        if isinstance(devices, str):
+            devices = [devices]
         options = EncodingOptions(encoder_type, batch_tokens, batch_size, arithmetic)
         tokens = TokenBatch.from_lists(sequences)
         progress = ProgressBar(what, len(sequences), unit=what, quiet=not show_progress_bar)

@@ -87,10 +87,10 @@ class Encoder(nn.Module):
     def keep(self, dimensions: int) -> None:
         """Cuts vectors to their first ``dimensions`` numbers, before they are scaled. Raises ConfigError if
         they have fewer."""
-        if dimensions > self.dimension:
+        if not 0 < dimensions <= self.dimension:
             raise ConfigError(
-                f"dimensions={dimensions}, but the model's vectors have {self.dimension}; give"
-                f" {self.dimension} or less"
+                f"dimensions={dimensions}, but the model's vectors have {self.dimension}; give 1"
+                f" to {self.dimension}"
             )
         self.dimension = dimensions
 

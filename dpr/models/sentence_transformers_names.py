@@ -59,7 +59,9 @@ class SentenceTransformersNames(Towers):
 
     def _compared(self, vectors: Any) -> Tensor:
         try:
-            tensor = torch.atleast_2d(torch.as_tensor(vectors))
+            if isinstance(vectors, list):
+                vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
+            tensor = torch.atleast_2d(torch.as_tensor(vectors)).float()
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
                 f"similarity() takes vectors, not {type(vectors).__name__}; encode_questions makes them of texts"
@@ -83,6 +85,11 @@ class SentenceTransformersNames(Towers):
             tower.check_length(length, "max_seq_length")
         self.settings = replace(self.settings, sequence_length=length, question_length=0)
         self.tensorizer.sequence_length = self.tensorizer.question_length = length
+
+    # Setting these, which would change nothing, fails; reading them shows the line to write (__getattr__).
+    prompts = property()
+    default_prompt_name = property()
+    truncate_dim = property()
 
     @property
     def tokenizer(self) -> Any:

@@ -117,7 +117,7 @@ def evaluate(
                 "more of the passages judged relevant are questions than passages", expected=_EXPECTED
             )
         evaluator.require_relevant(ids, f"one of the corpus is {min(ids, default=None)!r}")
-        retriever = Retriever.build(None if model == "bm25" else model, passages, device=device)
+        retriever = Retriever.build(model, passages, device=device)
     mode = mode or retriever.mode
     fusion = retriever.fusion(mode, weight)
     texts = [retriever.searched.query_text(question.text) for question in questions]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, json_value
 from dpr.formats.passage_metadata import KINDS, value_of
 from dpr.indexer.ranking import encode_ids, is_among
 
@@ -66,12 +66,13 @@ class PassageFields:
             if name not in self._kinds:
                 known = ", ".join(self._kinds) or "none; dpr serve metadata=<name> names fields"
                 raise InputError(f"there is no field {name[:100]!r} to filter by", expected=known)
-            condition = checked_condition(name, self._kinds[name], given)
             known_values = self._values[name]
             if not known_values and len(self._ids):
                 raise InputError(
-                    f"no passage has a value in the field {name[:100]!r}", expected="a field of the passages"
+                    f"no passage has a value in the field {name[:100]!r}",
+                    expected="fields of the passages, all of which have to match",
                 )
+            condition = checked_condition(name, self._kinds[name], given)
             # the last one is that of the code -1
             is_met = np.array([_meets(values, condition) for values in [*known_values, ()]])
             is_chosen &= is_met[self._codes[name]]
@@ -91,7 +92,9 @@ class PassageFields:
 
 
 def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[tuple[Any, ...], Any], bool]:
-    return lambda values, bounds: any(compare(value, bound) for value in values for bound in bounds)
+    return lambda values, bounds: any(
+        compare(value, bound) for value in values if value is not None for bound in bounds
+    )
 
 
 _OPERATORS: dict[str, Callable[[tuple[Any, ...], Any], bool]] = {
@@ -112,6 +115,7 @@ def checked_condition(name: str, kind: str, wanted: Any) -> Any:
     Raises:
         InputError: an operator is not known, or a value is of another kind than the field.
     """
+    wanted = json_value(wanted)
     if isinstance(wanted, Mapping):
         if not wanted or not wanted.keys() <= _OPERATORS.keys():
             found = f"filter by {name}={str(dict(wanted))[:100]}"

@@ -11,7 +11,7 @@ from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
-from dpr.formats.corpora import read_passages
+from dpr.formats.corpora import given_passages, read_passages
 from dpr.formats.passage_metadata import kind_of, value_of
 from dpr.formats.passage_records import fields_of, passage_of
 from dpr.formats.record_files import has_records, read_records
@@ -21,7 +21,7 @@ from dpr.storage.untrusted import describe
 Record = str | Mapping[str, Any] | Passage
 Passages = str | Path | Iterable[Record]
 Kinds = dict[str, str]
-"""Kind of value of each field, empty if no search can filter by it."""
+"""Kind of value of each field that a search can filter by."""
 
 
 def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
@@ -148,6 +148,8 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
             found = ((f"{file}, passage {number}", passage) for number, passage in numbered)
     else:
         rows = rows_of(passages)
+        if isinstance(rows, Mapping) and "text" not in rows:
+            rows = given_passages(rows)
         if isinstance(rows, Mapping | Passage) or not isinstance(rows, Iterable):
             expected = "a file, or a list of texts, dictionaries with 'text', or Passage, or a table"
             raise InputError(f"passages is {describe(passages)}", expected=expected)
@@ -156,7 +158,8 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
     for where, record in found:
         stated = record.metadata if isinstance(record, Passage) else None
         for name, value in (fields_of(record) if isinstance(record, Mapping) else stated or {}).items():
-            if value is not None and (kind := kinds.setdefault(name, kind_of(value))):
+            if kind := kinds.get(name) or kind_of(value):
+                kinds[name] = kind
                 try:
                     value_of(name, kind, value)
                 except ValueError as error:

@@ -18,7 +18,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
+from dpr.core.records import MAX_ID_BYTES, Passage, json_value, rows_of
 from dpr.data.text import checked_items
 from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
@@ -124,9 +124,9 @@ class Retriever(metaclass=Hinting):
         opens that folder again; a build that was killed continues.
 
         Args:
-            model: a model, the folder of one, or None to search by words alone.
-            passages: a file, or an iterable of texts, of dictionaries (``text``, and optionally ``id``,
-                ``title`` and fields to filter by) or of ``Passage``. Passages without an id get their number.
+            model: a model, the folder of one, or ``"bm25"`` or None to search by words alone.
+            passages: a file, a dictionary by id, or an iterable of texts, of dictionaries (``text``, and optionally
+                ``id``, ``title`` and fields to filter by) or of ``Passage``. Passages without an id get their number.
             mode: default search mode; dense if there is a model.
             indexer: kind of index over vectors in ``folder``; in memory search is exact.
 
@@ -145,6 +145,8 @@ class Retriever(metaclass=Hinting):
                 f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to"
                 " search by words"
             )
+        if model == "bm25":
+            model = None
         model = model if isinstance(model, BiEncoder | None) else str(user_path(model))
         if folder is not None:
             build_in(user_path(folder), model, passages, mode=mode, indexer=indexer, device=device)
@@ -370,7 +372,7 @@ class Retriever(metaclass=Hinting):
         return self.searched.get(checked_items(ids, (str,), "get()", "an id"))
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and bool(self.get([key]))
+        return isinstance(key, str | int) and bool(self.get([str(key)]))
 
     def __iter__(self) -> Iterator[Passage]:
         """Yields all passages."""
@@ -505,7 +507,7 @@ def _kind_of(name: str, value: Any) -> str:
     first = value
     while isinstance(first, list | Mapping):
         first = next(iter(first.values() if isinstance(first, Mapping) else first), None)
-    if kind := kind_of(first):
+    if kind := kind_of(json_value(first)):
         return kind
     raise ConfigError(
         f"where: {name}={value!r} is not a text, a number, True or False, a list of one of these, or an operator:"

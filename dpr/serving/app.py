@@ -397,10 +397,8 @@ def _listed(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
         if texts:
             value["title"] = hit.title
             value["text"] = hit.text
-            # NaN, which JSON lacks, does not equal itself
-            metadata = {name: item for name, item in hit.metadata.items() if item == item}
-            if metadata:
-                value["metadata"] = metadata
+            if hit.metadata:
+                value["metadata"] = hit.metadata
         if explain:
             value["file"] = None if hit.file is None else hit.file.name
             if hit.origin is not None:

@@ -129,7 +129,7 @@ def format_of(path: Path, options: ReadOptions, *, name: str = "") -> str:
         raise InputError(f"fits the formats {' and '.join(fit)} ({found})", file=path, hint=hint)
     hint = (
         "for a table, separate columns by tabs, or by commas under a header such as question,passage; else"
-        f" name columns: columns={{'positive': 'NAME'}} (Python), {preparing('question=... positive=...')}"
+        f" name columns: open_training_set(..., columns={{'positive': 'NAME'}}), {preparing('question=... positive=...')}"
     )
     expected = f"one of the formats {', '.join(READERS)} (dpr prepare --help shows them)"
     raise InputError(

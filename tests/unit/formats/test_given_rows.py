@@ -84,7 +84,7 @@ def test_data_sets_of_the_package_datasets_are_read(tmp_path: Path) -> None:
         ({"query": "c", "positive": 7}, "row 3: positive is the number 7, expected a string"),
         ({"query": "c", "positive": "p", "score": float("nan")}, "row 3: NaN is not a JSON number"),
         ({"query": "c", "positive": {"p"}}, "row 3: cannot be read ("),
-        ("c", "row 3: of type str, expected a dictionary"),
+        (("c", None), "row 3: ('c', None) of type tuple, expected a dictionary"),
     ],
 )
 def test_what_is_wrong_in_a_row_names_the_row(tmp_path: Path, row: Any, message: str) -> None:
@@ -157,7 +157,7 @@ def test_sets_are_given_alone_or_listed_with_options(tmp_path: Path, monkeypatch
     assert names == ["train", "nq", "train_2", "data"]
     splits = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS["columns"]))
     assert [len(source) for source in opened_sets([splits, splits], "train")] == [len(rows)] * 2
-    with pytest.raises(InputError, match="row 2: of type str, expected a dictionary"):
+    with pytest.raises(InputError, match="row 2: 'text' of type str, expected a dictionary"):
         opened_sets([rows[0], "text"], "train")
     options = object()
     assert opened_sets([(mine, options), (rows, options)], "dev")[0] == (mine, options)

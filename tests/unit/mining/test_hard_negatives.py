@@ -26,6 +26,7 @@ def test_the_rows_are_those_of_the_command(
         out = tmp_path / f"out{number}.jsonl"
         assert command("mine")([*line, *more, f"out={out}"]) == 0
         mined = dpr.mine_hard_negatives(train, model, **settings)
+        assert dpr.open_training_set(train, name="other") is train
         assert [*mined] == records(out) and any(row["hard_negative_ctxs"] for row in mined)
         assert "negatives written" in repr(mined) and mined.audit["counts"]["questions"] == len(mined)
     with_model = dpr.mine_hard_negatives(

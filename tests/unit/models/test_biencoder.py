@@ -296,7 +296,7 @@ def test_processes_on_several_devices_give_equal_vectors(
     found = model.encode(texts, batch_size=2, device=["cpu", "cpu"])
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(LostRankError, match="encoding failed: meta: "):
-        model.encode(texts, devices=["meta"])
+        model.encode(texts, devices="meta")
 
     def interrupted(connections: Any) -> Any:
         raise KeyboardInterrupt

@@ -11,10 +11,14 @@ import pytest
 import torch
 
 import dpr
-from dpr import BiEncoder, ConfigError, EncoderSettings, Retriever, TowerOptions
+from dpr import BiEncoder, ConfigError, DprError, EncoderSettings, Retriever, TowerOptions
 from tests.helpers.tiny import tiny_model
 
 TEXTS = ["ba be", "bi bo bu", "ca"]
+
+
+class SentenceTransformer:
+    """Has the name of the library's class."""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,11 @@ def test_similarity_and_names_of_encoding(folder: Path) -> None:
     pairs = model.similarity_pairwise(3 * questions, passages)
     np.testing.assert_allclose(pairs, scores.diagonal(), atol=1e-6)
     assert model.similarity(questions[0], passages).shape == (1, 3)
+    halves = passages.half()
+    torch.testing.assert_close(model.similarity(questions, halves), scores, atol=1e-3, rtol=0)
+    listed = model.encode_document(TEXTS, convert_to_numpy=False)
+    for given in (listed, [vector.numpy() for vector in listed], [vector.tolist() for vector in listed]):
+        torch.testing.assert_close(model.similarity(questions, given), scores)
 
     plain = tiny_model(folder.parent / "encoder", dtype=torch.float32, shared=True)
     vectors = plain.encode(TEXTS)
@@ -114,16 +123,40 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
         (lambda *_: Retriever.build(None, ["ba"]).search("ba", n=3, nothing=1), "'n': k=3; nor 'nothing'"),
         (
             lambda model, _: dpr.evaluate(model, {}, batch_size=8, show_progress_bar=True, top_k=20),
-            "'batch_size', 'show_progress_bar': leave it out: progress is shown, and batches are chosen to fit into"
-            " memory; nor 'top_k': k=20",
+            "'batch_size', 'show_progress_bar': leave it out: batches are chosen to fit into memory;"
+            ' logging.getLogger("dpr").setLevel("WARNING") hides progress; nor \'top_k\': k=20',
         ),
         (lambda *_: dpr.mine_hard_negatives([], num_negatives=3), "per_question=3"),
         (lambda *_: dpr.evaluate({"q": {"p": 1}}, {}), "model is of type dict: dpr.evaluate(model, queries"),
         (lambda *_: Retriever.build(None, ["ba"]).search("ba", hybrid=True), 'mode="hybrid", weight=0.5'),
+        (lambda *_: BiEncoder(), "BiEncoder() takes the name or the folder of a model, not NoneType"),
+        (lambda *_: BiEncoder(SentenceTransformer()), "dpr.BiEncoder.from_sentence_transformers(model)"),
+        (
+            lambda _, folder: BiEncoder(folder, normalize_embeddings=True),
+            "encode(texts, normalize_embeddings=True)",
+        ),
+        (
+            lambda _, folder: BiEncoder(folder, truncate_dim=-1),
+            "dimensions=-1, but the model's vectors have 16",
+        ),
+        (lambda model, _: setattr(model, "prompts", {"query": "query: "}), "property 'prompts'"),
+        (lambda model, _: model.prompts, 'BiEncoder.load(name, prompts={"query": "query: "'),
+        (lambda *_: dpr.CrossEncoder, "cross_encoder=FOLDER) scores with a cross-encoder"),
+        (lambda *_: dpr.mine_hard_negatives([], "bm25", None, None), 'columns={"question": "query"'),
+        (
+            lambda *_: dpr.mine_hard_negatives([], top_k=3, k=3),
+            "'k': search(question, k=3) finds as many; mine_hard",
+        ),
+        (lambda model, _: Retriever.build(model, ["ba"], index="HNSW32"), 'indexer="hnsw32"'),
+        (lambda *_: Retriever.build(None, ["ba"]).search("ba", threshold=0.3), "hit.score > 0.3"),
+        (
+            lambda *_: Retriever.build(None, ["ba"]).search("ba", where={"$or": [{"a": 1}]}),
+            "in the field '$or'",
+        ),
     ],
 )
 def test_a_name_of_sentence_transformers_is_answered(folder: Path, asks: Any, line: str) -> None:
-    with pytest.raises((AttributeError, ConfigError, ImportError, TypeError)) as error:
+    with pytest.raises((AttributeError, DprError, ImportError, TypeError)) as error:
         asks(BiEncoder(folder), folder)
     assert line in str(error.value) and "\n" not in str(error.value)
 

@@ -120,6 +120,23 @@ def test_pairs_and_answers_need_no_judgements(world: World, data: Data) -> None:
         dpr.evaluate("bm25", world.questions, corpus, metrics="ndcg@10")
 
 
+def test_a_loop_over_models_logs_nothing(data: Data, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless judgements are left out, which a reader of the figures has to know."""
+    queries, corpus, qrels = data
+    retriever = dpr.Retriever.build(None, corpus)
+    with caplog.at_level("INFO", logger="dpr"):
+        dpr.evaluate(retriever, queries, qrels)
+        dpr.evaluate("bm25", queries, corpus, qrels)
+        assert not caplog.messages
+        dpr.evaluate(retriever, queries, {**qrels, "q0": {"p000": 0}})
+    assert "1 without a relevant passage left out" in caplog.text
+    pairs = dpr.open_training_set([("ba be", "ba be bi"), ("ka", "ko")], name="opened")
+    caplog.clear()
+    with caplog.at_level("INFO", logger="dpr"):
+        assert dpr.evaluate("bm25", pairs)["mrr@10"] == dpr.evaluate("bm25", pairs)["mrr@10"]
+    assert "read 2 records" not in caplog.text
+
+
 def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) -> None:
     words, dense = (dpr.evaluate(model, *data) for model in ("bm25", world.model))
     tests = dpr.compare(words, dense, metrics="ndcg@10")
@@ -145,6 +162,7 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
         ({"corpus": {"p000": 5}}, "passage p000: the number 5, expected a text"),
         ({"corpus": None}, "NoneType, expected a file, a dictionary by id"),
         ({"queries": [{"id": "q0", "text": "a"}] * 2}, "question 1: the id 'q0' occurs twice"),
+        ({"qrels": [[0], [1]]}, r"judgement \[0\], expected question, passage and an integer grade"),
         ({"qrels": {"q0": {"p000": 0.5}}}, r"judgement \('q0', 'p000', 0.5\), expected"),
         ({"metrics": ["ndcg", "MRR@10", "P@5"]}, "not measured: ndcg, p@5; choose accuracy@1, mrr@1"),
         (

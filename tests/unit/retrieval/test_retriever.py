@@ -11,7 +11,7 @@ import pandas
 import pyarrow
 import pytest
 
-from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
+from dpr import BiEncoder, ConfigError, InputError, OutputError, Passage, Retriever
 from dpr.core.logs import ProgressBar
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import IndexTexts
@@ -119,10 +119,12 @@ def test_texts_dictionaries_records_files_and_generators_are_passages(world: Wor
         (rows, ["a", "1"]),
         ([Passage("ka no", "T", "x"), "vi po"], ["x", "1"]),
         (tmp_path / "c.jsonl", ["a", "b"]),
+        ({"a": rows[0] | {"_id": "another"}, 5: "vi po"}, ["a", "5"]),
         (str(world.folder / "corpus.tsv"), [str(passage.id) for passage in world.passages]),
     ):
-        retriever = Retriever.build(None, given)
+        retriever = Retriever.build("bm25", given)
         assert sorted(retriever.get(ids)) == sorted(ids) and len(retriever) == len(ids)
+        assert (5 in retriever) == ("5" in ids) and None not in retriever
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def test_tables_are_read_by_their_columns_or_refused(model: BiEncoder, kind: str
         texts = [row["text"] for row in rows]
         np.testing.assert_array_equal(model.encode_questions(table), model.encode_questions(texts))
     else:
-        with pytest.raises(InputError, match="passages is an object"):
+        with pytest.raises(InputError, match="passage train: of type Dataset"):
             Retriever.build(model, table)
     for asked in (table, {"q1": "ka"}):
         for call in (
@@ -172,6 +174,7 @@ def test_tables_are_read_by_their_columns_or_refused(model: BiEncoder, kind: str
         ([{"text": "a", "id": 1.5}], "passage 0: id is the number 1.5"),
         ([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}], "passage 1: the id 'x' occurs twice"),
         ([], "there are no passages"),
+        ({"id": "a", "text": "ka"}, "passages is an object, expected a file, or a list"),
         (3, "passages is the number 3, expected a file, or a list"),
         ("no/such.tsv", "no/such.tsv: there is no such file; passages are a file, or a list"),
     ],
@@ -291,7 +294,6 @@ def test_a_value_of_another_type_than_its_fields_is_refused_when_it_comes_in(
         ("year", "2021", "the string '2021', expected float"),
         ("year", True, "the boolean True, expected float"),
         ("year", [2021, "2022"], "the string '2022', expected float"),
-        ("year", float("nan"), "the number nan, expected float"),
         ("new", 1, "the number 1, expected bool"),
         ("language", 3, "the number 3, expected text"),
     ):
@@ -309,6 +311,53 @@ def test_a_value_of_another_type_than_its_fields_is_refused_when_it_comes_in(
     )
     with pytest.raises(InputError, match=r"c\.jsonl:2: n is the string '1', expected float"):
         Retriever.build(model, tmp_path / "c.jsonl", folder=tmp_path / "file" if is_stored else None)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_fields_are_as_pandas_and_numpy_give_them(tmp_path: Path, is_stored: bool) -> None:
+    """As in the records of a frame: NaN, also inside lists, means no value."""
+    rows = [
+        {
+            "text": "ka no",
+            "year": np.int64(2020),
+            "score": float("nan"),
+            "marks": [1.0, float("nan")],
+            "tags": (),
+        },
+        {
+            "text": "vi po",
+            "year": np.int64(2021),
+            "score": np.float32(0.5),
+            "marks": [],
+            "tags": np.array(["x"]),
+        },
+    ]
+    expected = [
+        {"year": 2020, "score": None, "marks": [1.0, None], "tags": []},
+        {"year": 2021, "score": 0.5, "marks": [], "tags": ["x"]},
+    ]
+    for number, given in enumerate((rows, pandas.DataFrame(rows))):
+        retriever = Retriever.build(None, given, folder=tmp_path / f"run{number}" if is_stored else None)
+        retriever.add([{"text": "so", "marks": [float("nan"), 3]}])
+        assert [passage.metadata for passage in retriever] == [*expected, {"marks": [None, 3]}]
+        for where, ids in (
+            ({"year": np.int64(2020)}, ["0"]),
+            ({"year": {"gte": np.int64(2021)}}, ["1"]),
+            ({"year": (2020, 2021), "score": np.float32(0.5)}, ["1"]),
+            ({"marks": {"gt": 2}}, ["2"]),
+            ({"tags": "x"}, ["1"]),
+        ):
+            assert retriever.selected_ids(where, None).tolist() == [key.encode() for key in ids], where
+        with pytest.raises(InputError, match=r"year is the number 2020, expected text, .*of where"):
+            retriever.search("ka", where={"year": "2020"})
+        with pytest.raises(InputError, match="passage 0: tags is the number 3, expected text"):
+            retriever.add([{"text": "so", "tags": 3}])
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"file/run.*cannot be written"):
+        Retriever.build(None, ["ka"], folder=tmp_path / "file" / "run")
 
 
 def test_a_folder_of_other_passages_or_of_another_model_is_left_as_it_is(

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpr.embedding.source import PassageSource
@@ -119,6 +121,31 @@ def test_a_filter_that_cannot_be_meant_is_refused(client: Any, wanted: dict[str,
     answer = client.post("/search", json={"queries": ["ka"], "filter": wanted})
     assert answer.status_code == 422
     assert words in answer.json()["error"]
+
+
+def test_a_value_that_json_lacks_is_null_in_the_answer(tmp_path: Path) -> None:
+    """NaN and infinity of a Parquet file, as a value and inside a list."""
+    columns = {
+        "id": ["a", "b"],
+        "text": ["ka no", "ka po"],
+        "year": [2000.0, np.nan],
+        "marks": [[1.0, np.nan, np.inf], []],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "corpus.parquet")
+    Retriever.build(None, tmp_path / "corpus.parquet", folder=tmp_path / "run")
+    with served({"run": tmp_path / "run"}, metadata="year:float,marks:float") as client:
+        for wanted, ids in (
+            ({"year": {"gte": 1}}, ["a"]),
+            ({"marks": 1}, ["a"]),
+            ({"year": {"not": 1}}, ["a", "b"]),
+        ):
+            answer = client.post("/search", json={"queries": ["ka"], "filter": {"metadata": wanted}})
+            assert "NaN" not in answer.text
+            hits = answer.json()["results"][0]
+            assert sorted(hit["id"] for hit in hits) == ids
+            found = {hit["id"]: hit["metadata"] for hit in hits}
+            assert found["a"] == {"year": 2000, "marks": [1, None, None]}
+            assert found.get("b", {"year": None, "marks": []}) == {"year": None, "marks": []}
 
 
 def test_passages_that_another_process_adds_are_found_with_their_fields(world: World, tmp_path: Path) -> None:

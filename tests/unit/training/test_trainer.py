@@ -317,6 +317,8 @@ def test_settings_of_the_loss_are_given_by_name(parts: dict[str, Any]) -> None:
     assert trainer.settings.loss.dimensions == [16, 8]
     with pytest.raises(TypeError, match="'resume_from_checkpoint': train\\(\\) resumes the run"):
         trainer.train(resume_from_checkpoint="folder")
+    with pytest.raises(ConfigError, match="no setting resume_from_checkpoint: train\\(\\) resumes the run"):
+        BiEncoderTrainer(**parts, resume_from_checkpoint=True)
     with pytest.raises(AttributeError, match=r"no attribute 'save_model': trainer.model.save\(folder\)"):
         trainer.save_model("folder")
 
