@@ -153,7 +153,7 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
         for row in rows_of_repeated(hashes):
             key = store.id_at(row)
             if key in seen:
-                lines = [line for line, passage, _ in passage_rows(file, columns) if passage.id == key]
+                lines = [line for line, passage, _ in passage_rows(file, columns) if str(passage.id) == key]
                 raise InputError(
                     f"the id {key!r} is already used at line {lines[0]}",
                     file=file,
