@@ -180,7 +180,7 @@ def stages(folder: Path, rows: int) -> dict[str, tuple[list[str], str]]:
     )
     few, many = f"questions={folder}/few.jsonl", f"questions={folder}/questions.jsonl"
     qrels = f"qrels={folder}/qrels.tsv"
-    product = ["indexer=faiss", "indexer.factory=IVF4096,PQ64"]
+    product = ["indexer=faiss", "indexer.factory=IVF1024,PQ32"]
 
     def retrieve(name: str, *arguments: str) -> tuple[list[str], str]:
         results = [f"trec_run_file={folder}/{name}.trec", f"metrics_file={folder}/{name}.metrics.json"]
