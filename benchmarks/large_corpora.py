@@ -1,13 +1,15 @@
-"""``python -m benchmarks.large_corpora DATA [--rows 1000000 10000000] [--stages embed exact ...] [--kill]``: whole commands over
-millions of passages of real words, with what each costs.
+"""``python -m benchmarks.large_corpora DATA [--rows 1000000] [--stages embed exact ...] [--kill]``: whole
+commands over millions of passages of real words, with what each costs.
 
-Sentences of the collections below DATA are recombined, two a passage, 31 words on average. The 9,997 answers of
-SQuAD's pairs of question and sentence are spread among them: their questions are searched for, evaluated, and
-mined for. The encoder is static, trained by the first of these commands.
+Sentences of the collections below DATA are recombined, two a passage, 31 words on average; after a million
+they are repeated under other ids. The 9,997 answers of SQuAD's pairs of question and sentence are spread
+among the first: their questions are searched for, evaluated, and mined for. The encoder is static, trained on
+these pairs. Of more than two million passages, one shard is embedded, and the vectors of the others are sums
+of two of its vectors.
 
 Every stage is a ``dpr`` command of its own. CPU seconds are those of the command and its children. Anonymous
-memory (``RssAnon``) is the highest sum over both, looked at 20 times a second; imports take some 300 MB of it. The peak
-is the command's highest resident memory, mapped files included. ``--data-gb`` limits private memory
+memory (``RssAnon``) is the highest sum over both, looked at 20 times a second; imports take some 200 MB of
+it. The peak is the command's highest resident memory, mapped files included. ``--data-gb`` limits private memory
 (``prlimit --data``, which counts what is reserved, resident or not). ``--kill`` ends each stage with SIGKILL
 after half of its CPU seconds, runs it again, and compares what it wrote with the undisturbed files.
 """
@@ -39,7 +41,7 @@ from benchmarks.memory import anonymous_bytes
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 
 PAIRS = "squad/squad-v1.1-train.10k-question-sentence.jsonl.gz"
-FEW_QUESTIONS, TRAINING_BYTES, DIMENSION = 1000, 2_000_000_000, 64
+FEW_QUESTIONS, DIMENSION = 1000, 64
 MADE = 1_000_000  # passages, after which texts are repeated under other ids
 SHARD = 250_000
 WHOLE = 2_000_000  # passages, up to which all are embedded
@@ -104,25 +106,6 @@ def write(folder: Path, data: Path, rows: int) -> None:
             positive = {"title": "", "text": pair["answer_sentence"], "passage_id": f"p{places[number]}"}
             row = {"question": pair["question"], "answers": [], "positive_ctxs": [positive]}
             train.write(json.dumps(row | {"hard_negative_ctxs": []}) + "\n")
-
-
-def write_training(file: Path, data: Path) -> None:
-    """Rows in DPR's format with a positive and two hard negatives of some 70 words."""
-    rng = random.Random(1)
-    parts = [json.dumps(text)[1:-1] for text in dict.fromkeys(sentences(data))]
-    with gzip.open(data / PAIRS, "rt", encoding="utf-8") as lines:
-        questions = [json.dumps(json.loads(line)["question"])[1:-1] for line in lines]
-
-    def passage() -> str:
-        return '{"title": "", "text": "' + " ".join(rng.choice(parts) for _ in range(4)) + '"}'
-
-    written = 0
-    with open(file, "w", encoding="utf-8") as out:
-        while written < TRAINING_BYTES:
-            written += out.write(
-                f'{{"question": "{rng.choice(questions)} {rng.choice(parts)[:60].rpartition(" ")[0]}", "answers": [],'
-                f' "positive_ctxs": [{passage()}], "hard_negative_ctxs": [{passage()}, {passage()}]}}\n'
-            )
 
 
 def run(

@@ -25,11 +25,10 @@ class HashIndex:
     @staticmethod
     def write(path: Path, hashes: np.ndarray) -> None:
         """Stores the hashes (n,) of rows 0, 1, 2, ..."""
-        shape = (2, len(hashes))
         done = 0
         with open(path, "wb") as out:
             np.lib.format.write_array_header_1_0(
-                out, {"descr": "<u8", "fortran_order": False, "shape": shape}
+                out, {"descr": "<u8", "fortran_order": False, "shape": (2, len(hashes))}
             )
             first = out.tell()
             for part, rows in sorted_parts(hashes):
@@ -59,13 +58,13 @@ def sorted_parts(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for number in range(count):
         low = np.uint64(2**64 * number // count)
         high = np.uint64(2**64 * (number + 1) // count - 1)
-        found = []
+        found = [np.empty(0, dtype=np.int64)]
         for start in range(0, len(hashes), _SORTED_AT_ONCE):
             some = hashes[start : start + _SORTED_AT_ONCE]
             found.append(np.flatnonzero((some >= low) & (some <= high)) + start)
-        rows = np.concatenate([np.empty(0, dtype=np.int64), *found])
+        rows = np.concatenate(found)
         rows = rows[np.argsort(hashes[rows], kind="stable")]
-        yield np.asarray(hashes[rows]), rows
+        yield hashes[rows], rows
 
 
 def repeated_hashes(hashes: np.ndarray) -> np.ndarray:
@@ -75,13 +74,10 @@ def repeated_hashes(hashes: np.ndarray) -> np.ndarray:
 
 def rows_of_repeated(hashes: np.ndarray) -> list[int]:
     """Returns the rows whose hash another row also has, ascending."""
-    found: list[int] = []
+    found: set[int] = set()
     for part, rows in sorted_parts(hashes):
-        is_repeated = np.zeros(len(part), dtype=bool)
-        is_same = part[1:] == part[:-1]
-        is_repeated[1:] |= is_same
-        is_repeated[:-1] |= is_same
-        found += rows[is_repeated].tolist()
+        places = np.flatnonzero(part[1:] == part[:-1])
+        found.update(rows[places].tolist(), rows[places + 1].tolist())
     return sorted(found)
 
 

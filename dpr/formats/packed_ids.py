@@ -22,8 +22,8 @@ def pack_ids(chunks: IdChunks) -> np.ndarray:
     uint8 numbers. The row holds the places at which the ids begin and the last one ends, n + 1 little-endian
     uint32 counted from the first number of the row, and then the bytes of the ids. One chunk is in memory at
     a time, and ``chunks`` is called twice."""
-    empty = np.empty(0, dtype=np.uint32)
-    lengths = np.concatenate([empty, *(np.char.str_len(ids).astype(np.uint32) for ids in chunks())])
+    empty = np.empty(0, dtype=np.int64)
+    lengths = np.concatenate([empty, *(np.char.str_len(ids) for ids in chunks())])
     width = max(int(lengths.max(initial=0)), 1)
     start = 4 * (len(lengths) + 1)
     size = start + int(lengths.sum())
@@ -32,10 +32,7 @@ def pack_ids(chunks: IdChunks) -> np.ndarray:
             [np.empty(0, dtype=f"S{width}"), *(ids.astype(f"S{width}") for ids in chunks())]
         )
     packed = np.empty(size, dtype=np.uint8)
-    places = packed[:start].view("<u4")
-    places[0] = start
-    np.cumsum(lengths, out=places[1:])
-    places[1:] += np.uint32(start)
+    packed[:start].view("<u4")[:] = start + np.concatenate([[0], np.cumsum(lengths)])
     for ids in chunks():
         content = np.frombuffer(b"".join(ids.tolist()), dtype=np.uint8)
         packed[start : start + len(content)] = content
