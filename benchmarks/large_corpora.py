@@ -104,8 +104,13 @@ def write(folder: Path, data: Path, rows: int) -> None:
                 few.write(line)
             qrels.write(f"q{number}\tp{places[number]}\t1\n")
             positive = {"title": "", "text": pair["answer_sentence"], "passage_id": f"p{places[number]}"}
-            row = {"question": pair["question"], "answers": [], "positive_ctxs": [positive]}
-            train.write(json.dumps(row | {"hard_negative_ctxs": []}) + "\n")
+            sample = {
+                "question": pair["question"],
+                "answers": [],
+                "positive_ctxs": [positive],
+                "hard_negative_ctxs": [],
+            }
+            train.write(json.dumps(sample) + "\n")
 
 
 def run(
