@@ -9,16 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
-
-import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.formats.delimited import are_names, named_columns, table_form, table_rows, wrong_columns
 from dpr.formats.given_records import made_from
-from dpr.formats.id_hashes import repeated_hashes
+from dpr.formats.id_hashes import mapped_hashes, repeated_hashes
 from dpr.formats.passage_records import field_of, origin_record, passage_in, passage_of
 from dpr.formats.record_fields import PASSAGE_IDS, PASSAGE_TEXTS, QUESTION_IDS, QUESTIONS, TITLES, normal_name
 from dpr.formats.record_files import has_records, is_csv_name, is_json_name, read_records
@@ -83,18 +82,21 @@ def given_passages(given: Any) -> Iterator[Passage]:
 
 
 def check_unique_ids(file: Path, columns: Columns = DEFAULT_COLUMNS) -> int:
-    """Checks that no id occurs twice, and returns the number of passages. Holds 8 bytes of each in memory.
+    """Checks that no id occurs twice, and returns the number of passages.
 
     Raises:
         InputError: an id occurs twice (names it and its two lines).
     """
     # hash() is keyed at random per process, so no file can be made to collide on purpose.
-    hashes = np.fromiter((hash(passage.id) for _, passage, _ in passage_rows(file, columns)), dtype=np.int64)
-    suspects = set(repeated_hashes(hashes).tolist())
+    with TemporaryFile() as written:
+        for _, passage, _ in passage_rows(file, columns):
+            written.write(hash(passage.id).to_bytes(8, "little", signed=True))
+        hashes = mapped_hashes(written)
+        suspects = set(repeated_hashes(hashes).tolist())
     seen: dict[str, int] = {}
     for line, passage, _ in passage_rows(file, columns) if suspects else ():
         key = str(passage.id)
-        if hash(key) in suspects and seen.setdefault(key, line) != line:
+        if hash(key) % 2**64 in suspects and seen.setdefault(key, line) != line:
             raise InputError(
                 f"passage id {key!r} is already used at line {seen[key]}",
                 file=file,

@@ -1,14 +1,18 @@
-"""Sorted 64-bit hashes of ids. They find rows by id and prove that no id occurs twice (8 bytes an id in
-memory)."""
+"""Sorted 64-bit hashes of ids. They find rows by id and prove that no id occurs twice. They are in temporary
+files, mapped, and sorted part by part, so memory does not grow with their number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import numpy as np
 
 from dpr.formats.arrays import map_array
+
+_SORTED_AT_ONCE = 1 << 21
 
 
 class HashIndex:
@@ -21,8 +25,18 @@ class HashIndex:
     @staticmethod
     def write(path: Path, hashes: np.ndarray) -> None:
         """Stores the hashes (n,) of rows 0, 1, 2, ..."""
-        order = np.argsort(hashes, kind="stable").astype(np.uint64)
-        np.save(path, np.stack([hashes[order], order]))
+        done = 0
+        with open(path, "wb") as out:
+            np.lib.format.write_array_header_1_0(
+                out, {"descr": "<u8", "fortran_order": False, "shape": (2, len(hashes))}
+            )
+            first = out.tell()
+            for part, rows in sorted_parts(hashes):
+                out.seek(first + 8 * done)
+                out.write(part.tobytes())
+                out.seek(first + 8 * (len(hashes) + done))
+                out.write(rows.astype("<u8").tobytes())
+                done += len(part)
 
     def rows(self, wanted: int) -> Iterator[int]:
         """Yields the rows with this hash, ascending."""
@@ -32,22 +46,48 @@ class HashIndex:
             index += 1
 
 
+def mapped_hashes(file: IO[bytes]) -> np.ndarray:
+    """Returns the hashes (n,) that were written to a file, 8 bytes each, memory-mapped."""
+    file.flush()
+    return np.memmap(file, dtype="<u8", mode="r") if file.tell() else np.empty(0, dtype="<u8")
+
+
+def sorted_parts(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields all hashes in ascending order with their rows, some (n,) at a time. Equal ones are in one part."""
+    count = len(hashes) // _SORTED_AT_ONCE + 1
+    for number in range(count):
+        low = np.uint64(2**64 * number // count)
+        high = np.uint64(2**64 * (number + 1) // count - 1)
+        found = [np.empty(0, dtype=np.int64)]
+        for start in range(0, len(hashes), _SORTED_AT_ONCE):
+            some = hashes[start : start + _SORTED_AT_ONCE]
+            found.append(np.flatnonzero((some >= low) & (some <= high)) + start)
+        rows = np.concatenate(found)
+        rows = rows[np.argsort(hashes[rows], kind="stable")]
+        yield hashes[rows], rows
+
+
 def repeated_hashes(hashes: np.ndarray) -> np.ndarray:
     """Returns the hashes that occur more than once."""
-    ordered = np.sort(hashes)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    return np.unique(hashes[rows_of_repeated(hashes)])
 
 
 def rows_of_repeated(hashes: np.ndarray) -> list[int]:
     """Returns the rows whose hash another row also has, ascending."""
-    return np.flatnonzero(np.isin(hashes, repeated_hashes(hashes))).tolist()
+    found: set[int] = set()
+    for part, rows in sorted_parts(hashes):
+        places = np.flatnonzero(part[1:] == part[:-1])
+        found.update(rows[places].tolist(), rows[places + 1].tolist())
+    return sorted(found)
 
 
 def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:
     """Returns an id that occurs twice in arrays of byte strings, or None. The sources are read a second time
     if needed."""
-    hashes = [hash_ids(ids) for source in sources for ids in source()]
-    suspects = repeated_hashes(np.concatenate(hashes)) if hashes else np.empty(0)
+    with TemporaryFile() as file:
+        for source in sources:
+            file.writelines(hash_ids(ids).tobytes() for ids in source())
+        suspects = repeated_hashes(mapped_hashes(file))
     if not len(suspects):
         return None
     seen: set[bytes] = set()

@@ -5,19 +5,18 @@ texts-<key>/
   ids.npy        (2, n) uint64: the hashes of the ids in ascending order, and the row of each
   manifest.json  present means complete
 
-Both files are mapped, so memory does not grow with the file; storing them takes some 30 bytes a record.
+Both files are mapped, so memory does not grow with the file.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dpr.core.errors import InputError
@@ -25,7 +24,7 @@ from dpr.core.logs import counted
 from dpr.core.records import Origin, Passage, text_hash
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.corpora import DEFAULT_COLUMNS, Columns, passage_rows
-from dpr.formats.id_hashes import HashIndex, rows_of_repeated
+from dpr.formats.id_hashes import HashIndex, mapped_hashes, rows_of_repeated
 from dpr.formats.record_fields import checked_answers
 from dpr.formats.text_input import located
 from dpr.storage.checksums import cache_root, file_state, require_unchanged
@@ -131,15 +130,15 @@ def open_store(file: Path, columns: Columns = DEFAULT_COLUMNS, *, cache_dir: Pat
 
 
 def _build(file: Path, columns: Columns, folder: Path) -> None:
-    hashes = array("Q")
-    lines = array("Q")
     metadata = {"kind": "texts", "file": str(file), "cache": folder.name}
-    with durable_folder(folder, overwrite=True, metadata=metadata) as temporary:
+    with (
+        durable_folder(folder, overwrite=True, metadata=metadata) as temporary,
+        TemporaryFile(dir=temporary) as written,
+    ):
 
         def rows() -> Iterator[list[Any]]:
             for line, passage, answers in passage_rows(file, columns):
-                hashes.append(text_hash(str(passage.id)))
-                lines.append(line)
+                written.write(text_hash(str(passage.id)).to_bytes(8, "little"))
                 origin = asdict(passage.origin) if passage.origin else None
                 with located(file, line):
                     listed = checked_answers(answers)
@@ -147,17 +146,18 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
                 yield [passage.id, passage.text, passage.title, listed, origin, fields]
 
         write_batches(temporary / _ROWS, _SCHEMA, rows(), lambda row: len(row[1]) + len(row[2]))
-        hashes_of_rows = np.frombuffer(hashes, dtype=np.uint64)
-        HashIndex.write(temporary / _IDS, hashes_of_rows)
+        hashes = mapped_hashes(written)
+        HashIndex.write(temporary / _IDS, hashes)
         store = TextStore(file, temporary)
-        seen: dict[str, int] = {}
-        for row in rows_of_repeated(hashes_of_rows):
+        seen: set[str] = set()
+        for row in rows_of_repeated(hashes):
             key = store.id_at(row)
-            first = seen.setdefault(key, row)
-            if first != row:
+            if key in seen:
+                lines = [line for line, passage, _ in passage_rows(file, columns) if str(passage.id) == key]
                 raise InputError(
-                    f"the id {key!r} is already used at line {lines[first]}",
+                    f"the id {key!r} is already used at line {lines[0]}",
                     file=file,
-                    line=lines[row],
+                    line=lines[1],
                     expected="unique ids",
                 )
+            seen.add(key)

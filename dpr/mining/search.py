@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
 from dpr.embedding.source import PassageSource, StoredSource, corpora_of, require_corpora
 from dpr.formats.corpora import write_passages
-from dpr.formats.id_hashes import HashIndex
+from dpr.formats.id_hashes import HashIndex, mapped_hashes
 from dpr.formats.stored_training_set import TrainingSet
 from dpr.formats.text_store import open_store
 from dpr.formats.vector_shards import VectorShard, open_shards
@@ -64,9 +65,10 @@ class MiningCorpus:
             raise InputError("no passages", file=file, expected="at least one")
         if not (work / _BY_TEXT).is_dir():
             passages = counted(self.texts.passages(), "hashing passages", len(self.texts))
-            hashes = np.fromiter((text_hash(plain(passage.text)) for passage in passages), dtype=np.uint64)
-            with durable_folder(work / _BY_TEXT) as folder:
-                HashIndex.write(folder / "rows.npy", hashes)
+            with durable_folder(work / _BY_TEXT) as folder, TemporaryFile(dir=folder) as written:
+                for passage in passages:
+                    written.write(text_hash(plain(passage.text)).to_bytes(8, "little"))
+                HashIndex.write(folder / "rows.npy", mapped_hashes(written))
         self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
 
     def id_at(self, row: int) -> str:
