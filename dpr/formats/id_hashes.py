@@ -4,6 +4,7 @@ files, mapped, and sorted part by part, so memory does not grow with their numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -49,7 +50,9 @@ class HashIndex:
 def mapped_hashes(file: IO[bytes]) -> np.ndarray:
     """Returns the hashes (n,) that were written to a file, 8 bytes each, memory-mapped."""
     file.flush()
-    return np.memmap(file, dtype="<u8", mode="r") if file.tell() else np.empty(0, dtype="<u8")
+    if not file.tell():
+        return np.empty(0, dtype="<u8")
+    return np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), dtype="<u8")
 
 
 def sorted_parts(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
