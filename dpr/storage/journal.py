@@ -47,17 +47,19 @@ class Journal:
         if not self.file.exists():
             return
         with open(self.file, "rb") as file:
-            self._look(file)
+            state = os.fstat(file.fileno())
+            self._inode = state.st_ino
             file.seek(self.end)
             for line in file:
                 if not line.endswith(b"\n"):  # its writer was killed, or still writes
-                    return
+                    break
                 content = line[_DIGITS:]
                 if line != _line(content):
                     found = f"content has changed (checksum at byte {self.end})"
                     raise InputError(found, file=self.file, hint="restore it from a copy")
                 self.end += len(line)
                 yield json.loads(content)
+        self._size = state.st_size  # not after an error: there is more to read
 
     def append(self, record: Any) -> None:
         """Adds a record, and returns when it is on the disk. The caller holds a lock and has read all earlier
