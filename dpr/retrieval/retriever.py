@@ -504,10 +504,10 @@ def _encoded(ids: Iterable[str]) -> np.ndarray:
 
 def _kind_of(name: str, value: Any) -> str:
     """Returns the kind of field (``dpr/formats/passage_metadata.py``) that a value is compared with."""
-    first = value
-    while isinstance(first, list | Mapping):
-        first = next(iter(first.values() if isinstance(first, Mapping) else first), None)
-    if kind := kind_of(json_value(first)):
+    first = json_value(value)
+    while isinstance(first, Mapping):
+        first = next(iter(first.values()), None)
+    if kind := kind_of(first):
         return kind
     raise ConfigError(
         f"where: {name}={value!r} is not a text, a number, True or False, a list of one of these, or an operator:"

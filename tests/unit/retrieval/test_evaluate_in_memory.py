@@ -162,6 +162,7 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
         ({"corpus": {"p000": 5}}, "passage p000: the number 5, expected a text"),
         ({"corpus": None}, "NoneType, expected a file, a dictionary by id"),
         ({"queries": [{"id": "q0", "text": "a"}] * 2}, "question 1: the id 'q0' occurs twice"),
+        ({"qrels": ["q0 0 p000 1"]}, "judgement 'q0 0 p000 1', expected question, passage and an integer"),
         ({"qrels": [[0], [1]]}, r"judgement \[0\], expected question, passage and an integer grade"),
         ({"qrels": {"q0": {"p000": 0.5}}}, r"judgement \('q0', 'p000', 0.5\), expected"),
         ({"metrics": ["ndcg", "MRR@10", "P@5"]}, "not measured: ndcg, p@5; choose accuracy@1, mrr@1"),
