@@ -145,9 +145,8 @@ class Retriever(metaclass=Hinting):
                 f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to"
                 " search by words"
             )
-        if model == "bm25":
-            model = None
-        model = model if isinstance(model, BiEncoder | None) else str(user_path(model))
+        if isinstance(model, str | Path):
+            model = None if model == "bm25" else str(user_path(model))
         if folder is not None:
             build_in(user_path(folder), model, passages, mode=mode, indexer=indexer, device=device)
             return cls.open(folder, device=device)
