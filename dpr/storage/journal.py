@@ -80,12 +80,10 @@ class Journal:
         self.end += len(line)
 
     def rewrite(self, record: Any) -> None:
-        """Puts a record in the place of all earlier ones."""
+        """Puts a record in the place of all earlier ones. The caller appends another one next."""
         line = _line(json_text(record).encode() + b"\n")
         with durable_file(self.file, "wb") as file:
             file.write(line)
-            file.flush()
-            self._look(file)
         self.end = len(line)
 
     def _look(self, file: IO[Any]) -> None:

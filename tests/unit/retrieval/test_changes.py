@@ -145,6 +145,7 @@ def test_another_process_sees_the_changes(
     size = journal.stat().st_size
     ours.delete(["d"])  # joins the changes first
     assert journal.stat().st_size < size and len(Retriever.open(tmp_path / "run")) == 2
+    assert not ours.searched.has_news()  # its own changes are not read again
     theirs.mode = "bm25"
     assert {hit.id for hit in theirs.search("ka okapi", 9)} == set("bc") and len(theirs) == 2
     theirs.add(["ka ka"])  # its number is not that of a passage that was added and deleted

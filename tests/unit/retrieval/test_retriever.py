@@ -55,8 +55,12 @@ def test_embedding_in_memory_shows_how_far_it_is(world: World, monkeypatch: pyte
     model = world.model
     counted.clear()
     monkeypatch.setattr("dpr.retrieval.dense.default_batch_tokens", lambda device: 40)
-    Retriever.build(model, world.passages)
+    whole = Retriever.build(model, world.passages)
     assert len(counted) > 3 and sum(counted) == len(world.passages)
+    monkeypatch.setattr("dpr.retrieval.dense._CHUNK", 7)
+    asked = [question.text for question in world.questions]
+    found, expected = (one.search(asked) for one in (Retriever.build(model, world.passages), whole))
+    assert [[hit.id for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in expected]
 
 
 def test_a_list_of_questions_gives_a_list_and_an_empty_one_nothing(run_folder: Path, world: World) -> None:
@@ -355,6 +359,7 @@ def test_fields_are_as_pandas_and_numpy_give_them(tmp_path: Path, is_stored: boo
             ({"year": {"gte": np.int64(2021)}}, ["1"]),
             ({"year": (2020, 2021), "score": np.float32(0.5)}, ["1"]),
             ({"marks": {"gt": 2}}, ["2"]),
+            ({"marks": {"lt": 1}}, []),
             ({"tags": "x"}, ["1"]),
             ({"year": {"any": (2020, 1999)}}, ["0"]),
             ({"year": {"any": np.array([2021])}}, ["1"]),
