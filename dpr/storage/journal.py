@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import durable_file, flush, json_text, writing
@@ -26,6 +26,7 @@ class Journal:
         """Bytes of the records that were read or written."""
         self._inode = 0
         self._size = 0
+        """Bytes of the file when it was read or written, a last line that was cut off included."""
 
     def has_news(self) -> bool:
         """Returns whether another process has written to the file."""
@@ -74,7 +75,9 @@ class Journal:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-            self._look(file)
+            state = os.fstat(file.fileno())
+        self._inode = state.st_ino
+        self._size = state.st_size
         if not self.end:
             flush(self.file.parent)
         self.end += len(line)
@@ -85,12 +88,6 @@ class Journal:
         with durable_file(self.file, "wb") as file:
             file.write(line)
         self.end = len(line)
-
-    def _look(self, file: IO[Any]) -> None:
-        """Notes the file and its size, a last line that was cut off included."""
-        state = os.fstat(file.fileno())
-        self._inode = state.st_ino
-        self._size = state.st_size
 
 
 def _line(content: bytes) -> bytes:
