@@ -195,8 +195,10 @@ def rows_of(given: Any) -> Any:
 
 def json_value(value: Any) -> Any:
     """Returns a value of a field as JSON has it: arrays, tuples and numbers of numpy as lists and numbers, NaN and
-    infinity as None, dates and other objects as text."""
-    if isinstance(value, str | int | None):
+    infinity as None, dates and other objects as text. Half a character, which no file can hold, becomes ``?``."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, int | None):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None

@@ -341,3 +341,9 @@ def test_a_lone_surrogate_is_reported_with_its_line(tmp_path: Path, field: str) 
     with pytest.raises(InputError) as reported:
         open_store(tmp_path / "corpus.jsonl", cache_dir=tmp_path / "cache")
     assert (reported.value.line, "lone surrogate" in str(reported.value)) == (2, True)
+
+
+def test_a_lone_surrogate_in_another_field_does_not_keep_a_corpus_from_being_written(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(json.dumps({"_id": "a", "text": "x", "note": "\ud800"}) + "\n")
+    write_passages(tmp_path / "copy.jsonl", read_passages(tmp_path / "c.jsonl"))
+    assert next(read_passages(tmp_path / "copy.jsonl")).metadata == {"note": "?"}
