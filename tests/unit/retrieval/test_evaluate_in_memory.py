@@ -55,6 +55,8 @@ def test_the_figures_are_those_of_the_command(world: World, data: Data, tmp_path
     graph = dpr.Retriever.build(world.model, world.passages, folder=tmp_path / "graph", indexer="hnsw32")
     assert dpr.evaluate(graph, queries, qrels).report["indexer"] == "hnsw32"
     assert dpr.evaluate(graph, queries, qrels, mode="bm25").report["indexer"] == "bm25"
+    words = dpr.Retriever.build(world.model, world.passages, folder=tmp_path / "words", mode="bm25")
+    assert dpr.evaluate(words, queries, qrels, mode="dense").report["indexer"] == "exact"
     with pytest.raises(dpr.ConfigError, match="leave corpus out"):
         dpr.evaluate(built, queries, corpus, qrels)
     alike = {**queries, **{key: record["text"] for key, record in list(corpus.items())[:9]}}
