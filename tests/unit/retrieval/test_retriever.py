@@ -370,6 +370,8 @@ def test_fields_are_as_pandas_and_numpy_give_them(tmp_path: Path, is_stored: boo
             retriever.search("ka", where={"year": "2020"})
         with pytest.raises(InputError, match="passage 0: tags is the number 3, expected text"):
             retriever.add([{"text": "so", "tags": 3}])
+        with pytest.raises(InputError, match="passage 0: marks is the string 'x', expected float"):
+            retriever.add([{"text": "so", "marks": "x"}])
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
