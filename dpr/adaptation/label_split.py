@@ -97,8 +97,10 @@ def split_labels(config: AdaptSettings) -> None:
         if kept:
             samples.append(TrainingSample(label.question, tuple(kept), tuple(label.negatives)))
     if not samples:
-        found = "no question is left to train on, since all have passages of questions that were held out"
-        hint = "dev=FILE and test=FILE name held-out questions about other passages"
+        found = (
+            "no question is left to train on: the passages of all questions are those of held-out ones, too"
+        )
+        hint = "give held-out questions about other passages with dev=FILE and test=FILE"
         raise InputError(found, file=config.train, hint=hint)
     counts = {"passages": num_passages, "labelled questions": num_labelled, "train questions": len(samples)}
     metadata = {"kind": "labelled questions", "counts": counts}

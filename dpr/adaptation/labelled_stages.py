@@ -59,9 +59,9 @@ from dpr.storage.durable import write_json
 STATIC = "static encoder"
 MORE_LABELS = (
     "\nWith more labels: on four other collections, the average gained 0.02 nDCG@10 with 200 labelled questions,"
-    " 0.03 with 400, and 0.04 with 600 or 800. The hybrid gained half of that or less."
+    " 0.03 with 400, and 0.04 with 600 or 800. The hybrid with BM25 gained at most half of that."
 )
-"""Gain from more labels, with the figures of ``benchmarks/results/labels.md``."""
+"""Gains by the number of labels, from ``benchmarks/results/labels.md``."""
 
 
 class System(NamedTuple):

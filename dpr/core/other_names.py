@@ -36,7 +36,7 @@ _LINES = {
     ),
     "mine_hard_negatives": "dpr.mine_hard_negatives(pairs, model, corpus=passages) mines hard negatives",
     "num_negatives num_hard_negatives": "per_question={}",
-    "k": "search(question, k={}) finds as many; mine_hard_negatives takes per_question and to_rank",
+    "k": "search(question, k={}) returns as many hits; mine_hard_negatives takes per_question and to_rank",
     "anchor_column_name positive_column_name columns": (
         'open_training_set(dataset, name="train", columns={"question": "query", "positive": "answer"})'
     ),

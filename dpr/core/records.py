@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,11 +195,21 @@ def rows_of(given: Any) -> Any:
 
 def json_value(value: Any) -> Any:
     """Returns a value of a field as JSON has it: arrays, tuples and numbers of numpy as lists and numbers, NaN and
-    infinity as None."""
-    value = getattr(value, "tolist", lambda: value)()
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    return None if isinstance(value, float) and value - value != 0 else value
+    infinity as None, dates and other objects as text. Half a character, which no file can hold, becomes ``?``."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, int | None):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): json_value(item) for name, item in value.items()}
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(listed, list | tuple):
+        return [json_value(item) for item in listed]
+    if type(listed) is not type(value):
+        return json_value(listed)
+    return None if str(value) in ("NaT", "<NA>") else str(value)  # of pandas
 
 
 def text_hash(text: str) -> int:

@@ -4,7 +4,6 @@ any length."""
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -14,7 +13,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.core.records import MAX_ID_BYTES, Passage, json_value
 from dpr.formats.delimited import are_names, named_columns, table_form, table_rows, wrong_columns
 from dpr.formats.given_records import made_from
 from dpr.formats.id_hashes import mapped_hashes, repeated_hashes
@@ -110,11 +109,11 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     """Writes a corpus: TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is
     compressed. Returns the number of passages.
 
-    The fields or the source of a passage are written only in JSON lines, into BEIR's object ``metadata``.
+    The fields and the source of a passage are written only in JSON lines, into BEIR's object ``metadata``.
 
     Raises:
-        InputError: a passage that would not be read back the same (no id; a field that JSON does not have; in
-        TSV also one like the header, or with quotes around the text).
+        InputError: a passage that would not be read back the same (no id; in TSV also one like the header, or
+        with quotes around the text).
     """
     file = user_path(path)
 
@@ -149,15 +148,13 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
 
 
 def record_of(passage: Passage) -> dict[str, Any]:
-    """Returns the record of a passage in JSON lines. Raises InputError if a field cannot be written."""
+    """Returns the record of a passage in JSON lines."""
     record: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
-    if metadata := passage.metadata or (passage.origin and origin_record(passage.origin)):
-        record["metadata"] = dict(metadata)
-        try:
-            json.dumps(metadata, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            found = f"passage {passage.id!r}: a field cannot be written as JSON ({error})"
-            raise InputError(found) from None
+    metadata = json_value(passage.metadata or {})
+    if passage.origin and "file" not in metadata:
+        metadata |= origin_record(passage.origin)
+    if metadata:
+        record["metadata"] = metadata
     return record
 
 

@@ -163,7 +163,7 @@ def passage_of(record: Any, number: str = "") -> Passage:
         ValueError: it is none of these, or a value of the dictionary cannot be used.
     """
     if isinstance(record, Passage):
-        return record if record.id else replace(record, id=number)
+        return replace(record, id=record.id or number, metadata=json_value(record.metadata))
     if isinstance(record, str):
         return Passage(string_of(record, "text"), "", number)
     if not isinstance(record, Mapping):
@@ -212,10 +212,10 @@ def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
     ``metadata``, each as ``json_value``."""
     read = {name_in(record, names) for names in (PASSAGE_IDS, PASSAGE_TEXTS, TITLES)}
     read |= {"_id", "id", "title", "text", "metadata"}
-    found = {name: value for name, value in record.items() if name not in read}
+    found = {name: json_value(value) for name, value in record.items() if name not in read}
     if isinstance(inner := record.get("metadata"), Mapping):
-        found |= inner
-    return {name: json_value(value) for name, value in found.items()}
+        found |= json_value(inner)
+    return found
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin | None:

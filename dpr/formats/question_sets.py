@@ -201,7 +201,7 @@ def given_qrels(given: Any) -> Qrels:
     found = values_by_id(given)
     qrels: Qrels = {}
     for row in _graded(found) if isinstance(found, Mapping) else found:
-        values = row
+        values = [row] if isinstance(row, str | int | None) else row
         if isinstance(row, Mapping):
             named = {normal_name(str(name)): value for name, value in row.items()}
             values = [named.get(name_in(named, names), 1) for names in JUDGED.values()]

@@ -31,7 +31,7 @@ from dpr.storage.checksums import cache_root, file_state, require_unchanged
 from dpr.storage.durable import durable_folder
 from dpr.storage.outputs import cache_key, ensure_built
 
-_VERSION = 2
+_VERSION = 3
 _ROWS = "rows.arrow"
 _IDS = "ids.npy"
 _ORIGIN = pa.struct({"file": pa.string(), "heading": pa.string(), "line": pa.int64(), "url": pa.string()})

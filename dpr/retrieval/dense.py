@@ -110,7 +110,7 @@ class DenseSide:
         )
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray | None:
-        """Returns passage vectors (n, D) float32, in the order given, with the bits of ``dpr embed``; None for no
+        """Returns passage vectors (n, D) float32, in the order given, bitwise those of ``dpr embed``; None for no
         passages."""
         budget = TokenBudget(default_batch_tokens(self.model.device))
         progress = ProgressBar("embedding", len(passages), quiet=None)

@@ -70,7 +70,7 @@ class PassageFields:
             if not known_values and len(self._ids):
                 raise InputError(
                     f"no passage has a value in the field {name[:100]!r}",
-                    expected="fields of the passages, all of which have to match",
+                    expected="a field of the passages; all fields of a filter have to match",
                 )
             condition = checked_condition(name, self._kinds[name], given)
             # the last one is that of the code -1

@@ -9,11 +9,12 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
+from dpr.core.records import MAX_ID_BYTES, Passage, json_value, rows_of
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.corpora import given_passages, read_passages
 from dpr.formats.passage_metadata import kind_of, value_of
 from dpr.formats.passage_records import fields_of, passage_of
+from dpr.formats.record_fields import PASSAGE_TEXTS, name_in
 from dpr.formats.record_files import has_records, read_records
 from dpr.indexer.registry import IndexTexts
 from dpr.storage.untrusted import describe
@@ -148,7 +149,7 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
             found = ((f"{file}, passage {number}", passage) for number, passage in numbered)
     else:
         rows = rows_of(passages)
-        if isinstance(rows, Mapping) and "text" not in rows:
+        if isinstance(rows, Mapping) and not name_in(rows, PASSAGE_TEXTS):
             rows = given_passages(rows)
         if isinstance(rows, Mapping | Passage) or not isinstance(rows, Iterable):
             expected = "a file, or a list of texts, dictionaries with 'text', or Passage, or a table"
@@ -156,7 +157,7 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
         found = ((f"passage {index}", record) for index, record in enumerate(rows))
     where = ""
     for where, record in found:
-        stated = record.metadata if isinstance(record, Passage) else None
+        stated = json_value(getattr(record, "metadata", None))
         for name, value in (fields_of(record) if isinstance(record, Mapping) else stated or {}).items():
             if kind := kinds.get(name) or kind_of(value):
                 kinds[name] = kind

@@ -145,9 +145,8 @@ class Retriever(metaclass=Hinting):
                 f"model is of type {type(model).__name__}; give a BiEncoder, the folder of one, or None to"
                 " search by words"
             )
-        if model == "bm25":
-            model = None
-        model = model if isinstance(model, BiEncoder | None) else str(user_path(model))
+        if isinstance(model, str | Path):
+            model = None if model == "bm25" else str(user_path(model))
         if folder is not None:
             build_in(user_path(folder), model, passages, mode=mode, indexer=indexer, device=device)
             return cls.open(folder, device=device)
@@ -504,10 +503,10 @@ def _encoded(ids: Iterable[str]) -> np.ndarray:
 
 def _kind_of(name: str, value: Any) -> str:
     """Returns the kind of field (``dpr/formats/passage_metadata.py``) that a value is compared with."""
-    first = value
-    while isinstance(first, list | Mapping):
-        first = next(iter(first.values() if isinstance(first, Mapping) else first), None)
-    if kind := kind_of(json_value(first)):
+    first = json_value(value)
+    while isinstance(first, Mapping):
+        first = next(iter(first.values()), None)
+    if kind := kind_of(first):
         return kind
     raise ConfigError(
         f"where: {name}={value!r} is not a text, a number, True or False, a list of one of these, or an operator:"

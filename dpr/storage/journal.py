@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.storage.durable import durable_file, flush, json_text, writing
@@ -26,6 +26,7 @@ class Journal:
         """Bytes of the records that were read or written."""
         self._inode = 0
         self._size = 0
+        """Bytes of the file when it was read or written, a last line that was cut off included."""
 
     def has_news(self) -> bool:
         """Returns whether another process has written to the file."""
@@ -47,17 +48,19 @@ class Journal:
         if not self.file.exists():
             return
         with open(self.file, "rb") as file:
-            self._look(file)
+            state = os.fstat(file.fileno())
+            self._inode = state.st_ino
             file.seek(self.end)
             for line in file:
                 if not line.endswith(b"\n"):  # its writer was killed, or still writes
-                    return
+                    break
                 content = line[_DIGITS:]
                 if line != _line(content):
                     found = f"content has changed (checksum at byte {self.end})"
                     raise InputError(found, file=self.file, hint="restore it from a copy")
                 self.end += len(line)
                 yield json.loads(content)
+        self._size = state.st_size  # not after an error: there is more to read
 
     def append(self, record: Any) -> None:
         """Adds a record, and returns when it is on the disk. The caller holds a lock and has read all earlier
@@ -72,25 +75,19 @@ class Journal:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-            self._look(file)
+            state = os.fstat(file.fileno())
+        self._inode = state.st_ino
+        self._size = state.st_size
         if not self.end:
             flush(self.file.parent)
         self.end += len(line)
 
     def rewrite(self, record: Any) -> None:
-        """Puts a record in the place of all earlier ones."""
+        """Puts a record in the place of all earlier ones. The caller appends another one next."""
         line = _line(json_text(record).encode() + b"\n")
         with durable_file(self.file, "wb") as file:
             file.write(line)
-            file.flush()
-            self._look(file)
         self.end = len(line)
-
-    def _look(self, file: IO[Any]) -> None:
-        """Notes the file and its size, a last line that was cut off included."""
-        state = os.fstat(file.fileno())
-        self._inode = state.st_ino
-        self._size = state.st_size
 
 
 def _line(content: bytes) -> bytes:

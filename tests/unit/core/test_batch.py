@@ -77,3 +77,8 @@ def test_an_error_from_another_process_has_its_class_message_and_exit_code(error
     assert type(received) is type(error)
     assert (str(received), received.exit_code) == (str(error), error.exit_code)
     assert vars(received) == vars(error)
+
+
+def test_padding_is_the_given_token_wherever_there_is_no_other() -> None:
+    ids, mask = TokenBatch.from_lists([[1, 2, 3], [4]]).padded(9)
+    assert ids.tolist() == [[1, 2, 3], [4, 9, 9]] and mask.sum() == 4

@@ -17,6 +17,7 @@ from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.formats import text_store
 from dpr.formats.corpora import check_unique_ids, read_passages, write_passages
+from dpr.formats.passage_records import origin_record
 from dpr.formats.text_store import open_store
 from dpr.retrieval.passages import PassageLookup, find_passages
 from tests.helpers.examples import examples
@@ -30,6 +31,7 @@ ORIGINS = st.none() | st.builds(
     st.none() | st.integers(0, 9),
     st.sampled_from(["", "https://example.org/"]),
 )
+FIELDS = st.none() | st.fixed_dictionaries({"year": st.none() | st.integers()})
 
 
 def tsv(path: Path, text: str) -> Path:
@@ -45,7 +47,10 @@ def test_what_is_written_is_read_back(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, ids: list[str], data: Any, name: str
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    passages = [Passage(data.draw(TEXT), data.draw(TEXT), key, origin=data.draw(ORIGINS)) for key in ids]
+    passages = [
+        Passage(data.draw(TEXT), data.draw(TEXT), key, origin=data.draw(ORIGINS), metadata=data.draw(FIELDS))
+        for key in ids
+    ]
     path = tmp_path_factory.mktemp("round") / name
     rows = [(p.id, p.text, p.title) for p in passages]
     cannot = any(
@@ -64,6 +69,8 @@ def test_what_is_written_is_read_back(
     assert [passage.origin for passage in read] == [
         passage.origin if "json" in name else None for passage in passages
     ]
+    fields = [{**(p.metadata or {}), **(origin_record(p.origin) if p.origin else {})} for p in passages]
+    assert [passage.metadata or {} for passage in read] == (fields if "json" in name else [{}] * len(read))
     assert check_unique_ids(path) == len(passages)
 
 
@@ -334,3 +341,9 @@ def test_a_lone_surrogate_is_reported_with_its_line(tmp_path: Path, field: str) 
     with pytest.raises(InputError) as reported:
         open_store(tmp_path / "corpus.jsonl", cache_dir=tmp_path / "cache")
     assert (reported.value.line, "lone surrogate" in str(reported.value)) == (2, True)
+
+
+def test_a_lone_surrogate_in_another_field_does_not_keep_a_corpus_from_being_written(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(json.dumps({"_id": "a", "text": "x", "note": "\ud800"}) + "\n")
+    write_passages(tmp_path / "copy.jsonl", read_passages(tmp_path / "c.jsonl"))
+    assert next(read_passages(tmp_path / "copy.jsonl")).metadata == {"note": "?"}

@@ -145,7 +145,7 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
         (lambda *_: dpr.mine_hard_negatives([], "bm25", None, None), 'columns={"question": "query"'),
         (
             lambda *_: dpr.mine_hard_negatives([], top_k=3, k=3),
-            "'k': search(question, k=3) finds as many; mine_hard",
+            "'k': search(question, k=3) returns as many hits; mine_hard",
         ),
         (lambda model, _: Retriever.build(model, ["ba"], index="HNSW32"), 'indexer="hnsw32"'),
         (lambda *_: Retriever.build(None, ["ba"]).search("ba", threshold=0.3), "hit.score > 0.3"),

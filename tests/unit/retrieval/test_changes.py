@@ -145,6 +145,7 @@ def test_another_process_sees_the_changes(
     size = journal.stat().st_size
     ours.delete(["d"])  # joins the changes first
     assert journal.stat().st_size < size and len(Retriever.open(tmp_path / "run")) == 2
+    assert not ours.searched.has_news()  # its own changes are not read again
     theirs.mode = "bm25"
     assert {hit.id for hit in theirs.search("ka okapi", 9)} == set("bc") and len(theirs) == 2
     theirs.add(["ka ka"])  # its number is not that of a passage that was added and deleted
@@ -153,6 +154,23 @@ def test_another_process_sees_the_changes(
     journal.write_bytes(journal.read_bytes().replace(b"okapi", b"okapj"))
     with pytest.raises(InputError, match="content has changed"):
         Retriever.open(tmp_path / "run")
+
+
+def test_damage_among_the_changes_is_reported_until_it_is_mended(tmp_path: Path) -> None:
+    """Otherwise a search would leave out what follows it, and the next change would delete that."""
+    ours = Retriever.build(None, ROWS, folder=tmp_path / "run")
+    theirs = Retriever.open(tmp_path / "run")
+    theirs.add(["okapi"])
+    theirs.add(["zebra"])
+    (journal,) = (tmp_path / "run").glob("changes-*")
+    content = journal.read_bytes()
+    journal.write_bytes(damaged := content.replace(b"okapi", b"okapj"))
+    for call in (ours.search, ours.search, lambda word: ours.add([word])):
+        with pytest.raises(InputError, match="content has changed"):
+            call("zebra")
+    assert journal.read_bytes() == damaged
+    journal.write_bytes(content)
+    assert ours.search("okapi") and ours.search("zebra")
 
 
 def test_a_field_that_has_got_another_kind_is_read_again() -> None:

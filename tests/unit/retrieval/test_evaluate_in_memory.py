@@ -55,6 +55,8 @@ def test_the_figures_are_those_of_the_command(world: World, data: Data, tmp_path
     graph = dpr.Retriever.build(world.model, world.passages, folder=tmp_path / "graph", indexer="hnsw32")
     assert dpr.evaluate(graph, queries, qrels).report["indexer"] == "hnsw32"
     assert dpr.evaluate(graph, queries, qrels, mode="bm25").report["indexer"] == "bm25"
+    words = dpr.Retriever.build(world.model, world.passages, folder=tmp_path / "words", mode="bm25")
+    assert dpr.evaluate(words, queries, qrels, mode="dense").report["indexer"] == "exact"
     with pytest.raises(dpr.ConfigError, match="leave corpus out"):
         dpr.evaluate(built, queries, corpus, qrels)
     alike = {**queries, **{key: record["text"] for key, record in list(corpus.items())[:9]}}
@@ -162,6 +164,7 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
         ({"corpus": {"p000": 5}}, "passage p000: the number 5, expected a text"),
         ({"corpus": None}, "NoneType, expected a file, a dictionary by id"),
         ({"queries": [{"id": "q0", "text": "a"}] * 2}, "question 1: the id 'q0' occurs twice"),
+        ({"qrels": ["q0 0 p000 1"]}, "judgement 'q0 0 p000 1', expected question, passage and an integer"),
         ({"qrels": [[0], [1]]}, r"judgement \[0\], expected question, passage and an integer grade"),
         ({"qrels": {"q0": {"p000": 0.5}}}, r"judgement \('q0', 'p000', 0.5\), expected"),
         ({"metrics": ["ndcg", "MRR@10", "P@5"]}, "not measured: ndcg, p@5; choose accuracy@1, mrr@1"),

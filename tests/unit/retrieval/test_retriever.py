@@ -1,7 +1,9 @@
 """``dpr.Retriever`` over a run folder and over passages in memory: scores, filters, additions."""
 
+import datetime
 import json
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,12 @@ def test_embedding_in_memory_shows_how_far_it_is(world: World, monkeypatch: pyte
     model = world.model
     counted.clear()
     monkeypatch.setattr("dpr.retrieval.dense.default_batch_tokens", lambda device: 40)
-    Retriever.build(model, world.passages)
+    whole = Retriever.build(model, world.passages)
     assert len(counted) > 3 and sum(counted) == len(world.passages)
+    monkeypatch.setattr("dpr.retrieval.dense._CHUNK", 7)
+    asked = [question.text for question in world.questions]
+    found, expected = (one.search(asked) for one in (Retriever.build(model, world.passages), whole))
+    assert [[hit.id for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in expected]
 
 
 def test_a_list_of_questions_gives_a_list_and_an_empty_one_nothing(run_folder: Path, world: World) -> None:
@@ -175,6 +181,7 @@ def test_tables_are_read_by_their_columns_or_refused(model: BiEncoder, kind: str
         ([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}], "passage 1: the id 'x' occurs twice"),
         ([], "there are no passages"),
         ({"id": "a", "text": "ka"}, "passages is an object, expected a file, or a list"),
+        ({"docid": "a", "contents": "ka"}, "passages is an object, expected a file, or a list"),
         (3, "passages is the number 3, expected a file, or a list"),
         ("no/such.tsv", "no/such.tsv: there is no such file; passages are a file, or a list"),
     ],
@@ -315,14 +322,16 @@ def test_a_value_of_another_type_than_its_fields_is_refused_when_it_comes_in(
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_fields_are_as_pandas_and_numpy_give_them(tmp_path: Path, is_stored: bool) -> None:
-    """As in the records of a frame: NaN, also inside lists, means no value."""
-    rows = [
+    """As in the records of a frame: NaN, also inside lists, means no value. Dates become text."""
+    rows: list[dict[str, Any]] = [
         {
             "text": "ka no",
             "year": np.int64(2020),
             "score": float("nan"),
             "marks": [1.0, float("nan")],
             "tags": (),
+            "date": datetime.date(2020, 2, 29),
+            "of": {"pages": np.int32(3), "price": [float("inf"), Decimal("1.50")]},
         },
         {
             "text": "vi po",
@@ -330,13 +339,18 @@ def test_fields_are_as_pandas_and_numpy_give_them(tmp_path: Path, is_stored: boo
             "score": np.float32(0.5),
             "marks": [],
             "tags": np.array(["x"]),
+            "date": pandas.NaT,
+            "of": None,
         },
     ]
+    of = {"pages": 3, "price": [None, "1.50"]}
     expected = [
-        {"year": 2020, "score": None, "marks": [1.0, None], "tags": []},
-        {"year": 2021, "score": 0.5, "marks": [], "tags": ["x"]},
+        {"year": 2020, "score": None, "marks": [1.0, None], "tags": [], "date": "2020-02-29", "of": of},
+        {"year": 2021, "score": 0.5, "marks": [], "tags": ["x"], "date": None, "of": None},
     ]
-    for number, given in enumerate((rows, pandas.DataFrame(rows))):
+    fields = [{name: value for name, value in row.items() if name != "text"} for row in rows]
+    passages = [Passage(row["text"], metadata=stated) for row, stated in zip(rows, fields, strict=True)]
+    for number, given in enumerate((rows, pandas.DataFrame(rows), passages)):
         retriever = Retriever.build(None, given, folder=tmp_path / f"run{number}" if is_stored else None)
         retriever.add([{"text": "so", "marks": [float("nan"), 3]}])
         assert [passage.metadata for passage in retriever] == [*expected, {"marks": [None, 3]}]
@@ -345,13 +359,19 @@ def test_fields_are_as_pandas_and_numpy_give_them(tmp_path: Path, is_stored: boo
             ({"year": {"gte": np.int64(2021)}}, ["1"]),
             ({"year": (2020, 2021), "score": np.float32(0.5)}, ["1"]),
             ({"marks": {"gt": 2}}, ["2"]),
+            ({"marks": {"lt": 1}}, []),
             ({"tags": "x"}, ["1"]),
+            ({"year": {"any": (2020, 1999)}}, ["0"]),
+            ({"year": {"any": np.array([2021])}}, ["1"]),
+            ({"date": {"lt": datetime.date(2020, 3, 1)}}, ["0"]),
         ):
             assert retriever.selected_ids(where, None).tolist() == [key.encode() for key in ids], where
         with pytest.raises(InputError, match=r"year is the number 2020, expected text, .*of where"):
             retriever.search("ka", where={"year": "2020"})
         with pytest.raises(InputError, match="passage 0: tags is the number 3, expected text"):
             retriever.add([{"text": "so", "tags": 3}])
+        with pytest.raises(InputError, match="passage 0: marks is the string 'x', expected float"):
+            retriever.add([{"text": "so", "marks": "x"}])
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
