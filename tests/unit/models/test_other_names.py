@@ -151,7 +151,7 @@ def test_the_longest_text_is_set_for_both_sides(folder: Path, tmp_path: Path) ->
         (lambda *_: Retriever.build(None, ["ba"]).search("ba", threshold=0.3), "hit.score > 0.3"),
         (
             lambda *_: Retriever.build(None, ["ba"]).search("ba", where={"$or": [{"a": 1}]}),
-            "in the field '$or'",
+            "or an operator: {'gte': 2000}",
         ),
     ],
 )
