@@ -41,7 +41,8 @@ from benchmarks.memory import anonymous_bytes
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 
 PAIRS = "squad/squad-v1.1-train.10k-question-sentence.jsonl.gz"
-FEW_QUESTIONS, DIMENSION = 1000, 64
+FEW_QUESTIONS = 1000
+DIMENSION = 64
 MADE = 1_000_000  # passages, after which texts are repeated under other ids
 SHARD = 250_000
 WHOLE = 2_000_000  # passages, up to which all are embedded
@@ -124,7 +125,8 @@ def run(
 
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, preexec_fn=limited, stdout=subprocess.DEVNULL)
-    ended, anonymous = threading.Event(), [0]
+    ended = threading.Event()
+    anonymous = [0]
 
     def look() -> None:
         while not ended.wait(0.05):
@@ -161,12 +163,11 @@ def tree(process: int) -> Iterator[int]:
 
 def stages(folder: Path, rows: int) -> dict[str, tuple[list[str], str]]:
     """The commands in their order, each with the outputs (a pattern) that it makes."""
-    model, corpus, vectors = (
-        f"model={folder.parent}/model",
-        f"corpus={folder}/corpus.jsonl",
-        f"vectors={folder}/vectors_*",
-    )
-    few, many = f"questions={folder}/few.jsonl", f"questions={folder}/questions.jsonl"
+    model = f"model={folder.parent}/model"
+    corpus = f"corpus={folder}/corpus.jsonl"
+    vectors = f"vectors={folder}/vectors_*"
+    few = f"questions={folder}/few.jsonl"
+    many = f"questions={folder}/questions.jsonl"
     qrels = f"qrels={folder}/qrels.tsv"
     product = ["indexer=faiss", "indexer.factory=IVF1024,PQ32"]
 

@@ -149,8 +149,8 @@ class Evaluator:
         if self.qrels is None:
             return
         first = next((ranking[0][0] for ranking in rankings if ranking), None)
-        if ";" in (coverage := self.coverage(rankings)):  # something is left out
-            logger.info("judgements: %s", coverage)
+        if gaps := self.gaps(rankings):
+            logger.info("judgements: %s", gaps)
         found_themselves: list[str] = []
         is_any_right = False
         for question, ranking in zip(self.questions, rankings, strict=True):
@@ -202,8 +202,8 @@ class Evaluator:
                 len(relevant),
             )
 
-    def coverage(self, rankings: Sequence[Ranking]) -> str:
-        """Returns one line on how rankings and judgements fit together."""
+    def gaps(self, rankings: Sequence[Ranking]) -> str:
+        """Returns one line on what rankings and judgements lack of each other; empty if that is nothing."""
         qrels = self.qrels or {}
         judged = with_relevant(qrels)
         found = {question.id for question, ranking in zip(self.questions, rankings, strict=True) if ranking}
@@ -213,7 +213,7 @@ class Evaluator:
             "judged but without any hit (count as 0)": sum(key not in found for key in judged),
         }
         parts = [f"{count} {what}" for what, count in counts.items() if count]
-        return "; ".join([f"{len(judged)} questions evaluated", *parts])
+        return "; ".join([f"{len(judged)} questions evaluated", *parts]) if parts else ""
 
     def results(
         self,
