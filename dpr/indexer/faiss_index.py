@@ -43,7 +43,8 @@ logger = get_logger(__name__)
 INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.npy"
 TARGET_RECALL = 0.95
-_NEARLY = 0.005
+_NEARLY = 0.995
+"""Share of a recall that comes near it."""
 _ADDED_AT_ONCE = 50_000
 _ENCODED_AT_ONCE = 1 << 10
 """Vectors that are encoded at a time; product quantization makes a table of M x 256 numbers for each."""
@@ -143,16 +144,21 @@ class FaissIndex(Index):
             reached[probes] = recall_values(found, truth)[f"recall@{DEPTH}"]
             if reached[probes] >= TARGET_RECALL:
                 return True
+            quarter = max((fewer for fewer in reached if fewer <= probes / 4), default=0)
+            # lists that hold too few passages are searched with others, whatever the value
+            enough = quarter * self.num_passages >= 2 * DEPTH * most
+            if enough and reached[quarter] >= reached[probes] * _NEARLY:
+                break  # what is still missed is lost in the stored form of the vectors, not in other lists
         best = max(reached.values())
-        probes = next(probes for probes, value in reached.items() if value >= best - _NEARLY)
+        probes = next(probes for probes, value in reached.items() if value >= best * _NEARLY)
         self._lists.nprobe = probes
         logger.warning(
-            "no value of indexer.probes reaches recall@%d %g with this index; %d reaches %.3f, and higher ones add less than %g",
+            "no value of indexer.probes reaches recall@%d %g with this index; %d reaches %.3f, and higher ones at most %.3f",
             DEPTH,
             TARGET_RECALL,
             probes,
             reached[probes],
-            _NEARLY,
+            best,
         )
         return True
 

@@ -141,6 +141,29 @@ def test_the_build_chooses_how_many_lists_reach_the_target(
     assert without.breadth == {"probes": 8} and without.recall is None
 
 
+def test_the_build_stops_where_more_lists_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    search = faiss_index.FaissIndex.search
+
+    def seen(self: Any, *arguments: Any) -> Any:
+        tried.append(self.breadth["probes"])
+        return search(self, *arguments)
+
+    monkeypatch.setattr(faiss_index.FaissIndex, "search", seen)
+    built = index("faiss", num_vectors=6000, with_questions=True, factory="IVF128,PQ2", least_recall=0)
+    *tuning, measured = tried
+    assert built.breadth == {"probes": measured}
+    assert 4 <= measured < tuning[-1] < 128
+    monkeypatch.undo()
+    chosen = built.recall.values["recall@100"]
+    built._lists.nprobe = 128
+    asked = make(6000)[2][1::2]
+    truth = exact(100, 6000)[1][1::2]
+    whole = recall_values(built.search(asked, 100)[1], truth)["recall@100"]
+    assert chosen < faiss_index.TARGET_RECALL
+    assert whole - chosen < 0.01
+
+
 @pytest.mark.parametrize("kind", CHOICES)
 def test_a_changed_file_with_a_new_manifest_is_refused_or_harmless(kind: str, tmp_path: Path) -> None:
     """It may change what is found, but never crash."""
