@@ -9,11 +9,11 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage, json_value, rows_of
+from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 from dpr.formats.corpora import given_passages, read_passages
 from dpr.formats.passage_metadata import kind_of, value_of
-from dpr.formats.passage_records import fields_of, passage_of
+from dpr.formats.passage_records import passage_of
 from dpr.formats.record_fields import PASSAGE_TEXTS, name_in
 from dpr.formats.record_files import has_records, read_records
 from dpr.indexer.registry import IndexTexts
@@ -112,28 +112,27 @@ def passages_of(passages: Passages, kinds: Kinds, *, known: int | None = 0) -> I
         InputError: a passage cannot be used (says which, and why), or an id occurs twice.
     """
     seen: set[str] = set()
-    for index, (where, record) in enumerate(given_items(passages, kinds)):
-        try:
-            passage = passage_of(record, "" if known is None else str(known + index))
-            key = str(passage.id)
-            if not key:
-                raise ValueError("it has no id, and passages are replaced by their ids")
-            if len(key.encode(errors="replace")) > MAX_ID_BYTES or "\0" in key:
-                raise ValueError(f"its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
-        except ValueError as error:
-            raise InputError(f"{where}: {error}") from None
+    for where, passage in given_items(passages, kinds, known=known):
+        key = str(passage.id)
+        if not key:
+            raise InputError(f"{where}: it has no id, and passages are replaced by their ids")
+        if len(key.encode(errors="replace")) > MAX_ID_BYTES or "\0" in key:
+            raise InputError(f"{where}: its id is longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
         if key in seen:
             raise InputError(f"{where}: the id {key!r} occurs twice", expected="unique ids")
         seen.add(key)
         yield passage
 
 
-def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]]:
-    """Yields each given item with the words for its place. A field has one kind of value, that of ``kinds``
-    or of its first value, which is noted there; otherwise no search could filter by it.
+def given_items(
+    passages: Passages, kinds: Kinds, *, known: int | None = None
+) -> Iterator[tuple[str, Passage]]:
+    """Yields each passage with the words for its place. One without an id gets its number, counted from
+    ``known``. A field has one kind of value, that of ``kinds`` or of its first value, which is noted there;
+    otherwise no search could filter by it.
 
     Raises:
-        InputError: a value is of another kind (says which), or there is no item.
+        InputError: a passage cannot be used, a value is of another kind (says which), or there is no passage.
     """
     found: Iterator[tuple[str, Record]]
     file = None
@@ -156,15 +155,15 @@ def given_items(passages: Passages, kinds: Kinds) -> Iterator[tuple[str, Record]
             raise InputError(f"passages is {describe(passages)}", expected=expected)
         found = ((f"passage {index}", record) for index, record in enumerate(rows))
     where = ""
-    for where, record in found:
-        stated = json_value(getattr(record, "metadata", None))
-        for name, value in (fields_of(record) if isinstance(record, Mapping) else stated or {}).items():
-            if kind := kinds.get(name) or kind_of(value):
-                kinds[name] = kind
-                try:
+    for index, (where, record) in enumerate(found):
+        try:
+            passage = passage_of(record, "" if known is None else str(known + index))
+            for name, value in (passage.metadata or {}).items():
+                if kind := kinds.get(name) or kind_of(value):
+                    kinds[name] = kind
                     value_of(name, kind, value)
-                except ValueError as error:
-                    raise InputError(f"{where}: {error}") from None
-        yield where, record
+        except ValueError as error:
+            raise InputError(f"{where}: {error}") from None
+        yield where, passage
     if not where:
         raise InputError("there are no passages", file=file)
