@@ -1,4 +1,4 @@
-"""The same bytes from any number of workers? `python -m benchmarks.machines MODEL CORPUS FOLDER [--workers 1,2,4]`
+"""The same bytes from any number of workers? `python -m benchmarks.machines MODEL CORPUS FOLDER [--workers 1,2,4] [--shards 4]`
 
 MODEL is a trained run or checkpoint, CORPUS a file of ``dpr embed``, which runs as typed: by ``torchrun``, and on a
 Ray cluster of as many nodes with a CPU each, which are started here. FOLDER gets what they write.
@@ -12,12 +12,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-SHARDS = 4
-CHUNK = 64
 
 
 def main() -> None:
@@ -27,40 +25,49 @@ def main() -> None:
     for name in ("model", "corpus", "folder"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--workers", default="1,2,4")
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--chunk-size", type=int, default=64)
     given = parser.parse_args()
-    work = Work(given.model.resolve(), given.corpus.resolve(), given.folder.resolve())
+    work = Work(
+        given.model.resolve(),
+        given.corpus.resolve(),
+        given.folder.resolve(),
+        shards=given.shards,
+        chunk_size=given.chunk_size,
+    )
     work.folder.mkdir(parents=True, exist_ok=True)
-    print("| workers | by | vectors |\n|---:|---|---|", flush=True)
+    print("| workers | by | vectors | s |\n|---:|---|---|---:|", flush=True)
     for count in map(int, given.workers.split(",")):
-        row(count, "torchrun", work.here(count, work.folder / f"here-{count}"))
+        started = time.monotonic()
+        row(count, "torchrun", work.here(count, work.folder / f"here-{count}"), started)
         with nodes(count) as address:
-            row(
-                count,
-                f"Ray, {count} node{'s' * (count > 1)}",
-                work.there(address, work.folder / f"ray-{count}"),
-            )
+            by = f"Ray, {count} node{'s' * (count > 1)}"
+            started = time.monotonic()
+            row(count, by, work.there(address, work.folder / f"ray-{count}"), started)
 
 
-def row(workers: int, by: str, found: str) -> None:
-    print(f"| {workers} | {by} | `{found}` |", flush=True)
+def row(workers: int, by: str, found: str, started: float) -> None:
+    print(f"| {workers} | {by} | `{found}` | {time.monotonic() - started:.0f} |", flush=True)
 
 
 class Work:
     """The command, and what it writes."""
 
-    def __init__(self, model: Path, corpus: Path, folder: Path) -> None:
+    def __init__(self, model: Path, corpus: Path, folder: Path, *, shards: int, chunk_size: int) -> None:
         self.model = model
         self.corpus = corpus
         self.folder = folder
+        self.shards = shards
+        self.chunk_size = chunk_size
 
     def command(self, out: Path) -> list[str]:
         made_of = [f"model_file={self.model}", f"ctx_src={self.corpus}", f"out_file={out}/vectors"]
-        return ["-m", "dpr", "embed", *made_of, f"num_shards={SHARDS}", f"chunk_size={CHUNK}"]
+        return ["-m", "dpr", "embed", *made_of, f"num_shards={self.shards}", f"chunk_size={self.chunk_size}"]
 
     def here(self, workers: int, out: Path) -> str:
         shutil.rmtree(out, ignore_errors=True)
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-        for shard in range(SHARDS):
+        for shard in range(self.shards):
             run([*(launcher if workers > 1 else []), *self.command(out), f"shard_id={shard}"])
         return digest(out, sorted(out.glob("vectors_*/*")))
 
