@@ -139,12 +139,15 @@ def compare(
 
     Raises:
         InputError: they are about different questions.
-        ConfigError: a metric is not in both.
+        ConfigError: a metric is not in both, or an argument is neither a result nor a path.
     """
-    runs = {
-        label: run if isinstance(run, MetricsFile) else read_metrics(user_path(run))
-        for label, run in (("first", first), ("second", second))
-    }
+    runs = {}
+    for label, run in (("first", first), ("second", second)):
+        if not isinstance(run, MetricsFile | str | Path):
+            raise ConfigError(
+                f"{label} is of type {type(run).__name__}, expected what dpr.evaluate(...) returned, or a metrics file"
+            )
+        runs[label] = run if isinstance(run, MetricsFile) else read_metrics(user_path(run))
     names = metrics_to_test(runs, listed(metrics))
     compared = differences({"": {label: run.each for label, run in runs.items() if run.each}}, names)
     tests = Comparison({one.metric: one.test for one in compared})

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -371,7 +372,7 @@ class Retriever(metaclass=Hinting):
         return self.searched.get(checked_items(ids, (str,), "get()", "an id"))
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str | int) and bool(self.get([str(key)]))
+        return isinstance(key, str | Integral) and bool(self.get([str(key)]))
 
     def __iter__(self) -> Iterator[Passage]:
         """Yields all passages."""

@@ -153,6 +153,10 @@ def test_compare_is_the_paired_test(world: World, data: Data, tmp_path: Path) ->
     fewer = dpr.evaluate("bm25", dict(list(data[0].items())[:11]), *data[1:])
     with pytest.raises(dpr.InputError, match="not about the same judged questions"):
         dpr.compare(words, fewer)
+    with pytest.raises(
+        dpr.ConfigError, match=r"second is of type dict, expected what dpr.evaluate\(...\) returned"
+    ):
+        dpr.compare(words, {"q1": {"d1": 1.0}})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_texts_dictionaries_records_files_and_generators_are_passages(world: Wor
     ):
         retriever = Retriever.build("bm25", given)
         assert sorted(retriever.get(ids)) == sorted(ids) and len(retriever) == len(ids)
-        assert (5 in retriever) == ("5" in ids) and None not in retriever
+        assert (5 in retriever) == (np.int64(5) in retriever) == ("5" in ids) and None not in retriever
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
