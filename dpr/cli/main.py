@@ -38,7 +38,9 @@ COMMANDS: dict[str, Command] = {
         "train and evaluate a retriever for a folder of documents",
         "dpr.adaptation.settings:QuickstartSettings",
     ),
-    "adapt": Command("fit a retriever to a corpus, without labels", "dpr.adaptation.settings:AdaptSettings"),
+    "adapt": Command(
+        "fit a retriever to a corpus, with or without labels", "dpr.adaptation.settings:AdaptSettings"
+    ),
     "download": Command(
         "download DPR's published data and models",
         "dpr.preparation.settings:DownloadConfig",

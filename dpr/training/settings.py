@@ -185,8 +185,8 @@ class Periods(Settings):
     """Validate before the first step, and compare the best checkpoint with the base model at the end; absent
     = if the model has trained weights and this takes less than a fifth of the work of training."""
     best_metric: str | None = setting(None, on_resume=WARNED)
-    """Metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before
-    val_av_rank_start_epoch."""
+    """Metric by which the best checkpoint is chosen; absent = the NLL, or from val_av_rank_start_epoch on the
+    average rank; without dev sets, nDCG@10 of the first validation of kind retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     keep: str = setting(
         "best",
