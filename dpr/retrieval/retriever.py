@@ -64,6 +64,9 @@ class Retriever(metaclass=Hinting):
         self.modes = search.modes
         self.folder = folder
         self.mode = self._checked_mode(mode or search.mode)
+        self.kinds: Mapping[str, str] | None = None
+        """Fields that filters may name, and the kinds of their values; None = any field, of the kind of the value
+        that it is compared with."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; its reader may clear it."""
         self._lock = threading.RLock()
@@ -313,12 +316,7 @@ class Retriever(metaclass=Hinting):
         queries = [self.searched.query_text(questions[row]) for row in asked]
         self._look()
         with self._searches:
-            sides = self.sides(mode)
-            if where is not None or ids is not None:
-                selected = self._selected(where, ids)
-                if not len(selected):
-                    sides = {}
-                sides = {name: self._filtered(side, selected) for name, side in sides.items()}
+            sides = self._narrowed(self.sides(mode), where, ids)
             found = self._ranked(sides, fusion, queries, k, texts) if sides and asked else ()
         for row, hits in zip(asked, found, strict=bool(found)):
             hits.question = questions[row]
@@ -352,19 +350,6 @@ class Retriever(metaclass=Hinting):
     def index(self, mode: str) -> Index:
         """Returns the index that ``mode`` searches; for a hybrid, the index of the vectors."""
         return next(iter(self.sides(mode).values())).index
-
-    def _filtered(self, side: Side, ids: np.ndarray) -> Side:
-        """Returns a side over the passages with these ids (n,), ascending and distinct, which computes every
-        product."""
-        index = self.searched.index_to_filter(side)
-        if index is None:
-            raise ConfigError(
-                "a filter needs the vectors, but only their index exists; search without where and ids,"
-                " or add vectors="
-            )
-        narrowed = copy.copy(side)
-        narrowed.index = index.among(ids)
-        return narrowed
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """Returns the passages with these ids; missing ones are left out."""
@@ -400,42 +385,51 @@ class Retriever(metaclass=Hinting):
             f" model= and vectors= (--model, --vectors), or search by words with mode={other} (--mode {other})"
         )
 
-    def selected_ids(
+    def _narrowed(
         self,
+        sides: dict[str, Side],
         where: Mapping[str, Any] | None,
         ids: Iterable[str] | np.ndarray | None,
-        kinds: Mapping[str, str] | None = None,
-    ) -> np.ndarray:
-        """Returns the ids (n,), ascending and distinct, that match ``where`` and ``ids``; ``search`` takes
-        them as ``ids``.
-
-        Args:
-            kinds: fields that ``where`` may name, and the kinds of their values; None = those of the values in
-                ``where``. Fields are read when they are first needed.
-        """
-        self._look()
-        return self._selected(where, ids, kinds)
-
-    def _selected(
-        self,
-        where: Mapping[str, Any] | None,
-        ids: Iterable[str] | np.ndarray | None,
-        kinds: Mapping[str, str] | None = None,
-    ) -> np.ndarray:
-        is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
-        listed: Any = ids if ids is None or is_encoded else _encoded(ids)
-        if where is None:
-            return _encoded(()) if listed is None else listed
-        if not isinstance(where, Mapping):
-            raise ConfigError(
-                f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
-            )
-        if kinds is None:
-            kinds = {name: _kind_of(name, value) for name, value in where.items()}
-        with self._lock:
-            fields = self.fields(kinds)
-            matching = fields.matching(where)
-        return matching if listed is None else matching[is_among(matching, listed)]
+    ) -> dict[str, Side]:
+        """Returns sides over the passages that match ``where`` and ``ids``, which compute every product; none if no
+        passage matches."""
+        chosen = None
+        if ids is not None:
+            rows = rows_of(ids)
+            is_list = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
+            listed: list[Any] = list(rows) if is_list else [rows]
+            for item in listed:
+                if not is_list or not isinstance(item, str):
+                    raise ConfigError(
+                        f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts:"
+                        " ids=['p1', 'p2']"
+                    )
+            possible = [item for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item]
+            chosen = np.unique(encode_ids(possible))
+        if where is not None:
+            if not isinstance(where, Mapping):
+                raise ConfigError(
+                    f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
+                )
+            kinds = self.kinds
+            if kinds is None:
+                kinds = {name: _kind_of(name, value) for name, value in where.items()}
+            with self._lock:
+                matching = self.fields(kinds).matching(where)
+            chosen = matching if chosen is None else matching[is_among(matching, chosen)]
+        if chosen is None:
+            return sides
+        narrowed: dict[str, Side] = {}
+        for name, side in sides.items() if len(chosen) else ():
+            index = self.searched.index_to_filter(side)
+            if index is None:
+                raise ConfigError(
+                    "a filter needs the vectors, but only their index exists; search without where and ids,"
+                    " or add vectors="
+                )
+            narrowed[name] = copy.copy(side)
+            narrowed[name].index = index.among(chosen)
+        return narrowed
 
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
         """Returns the fields of these kinds, which are read when they are first needed."""
@@ -486,20 +480,6 @@ class Retriever(metaclass=Hinting):
                     self.seconds["search"] -= seconds
             self.seconds["texts"] += time.perf_counter() - ranked
         return answers
-
-
-def _encoded(ids: Iterable[str]) -> np.ndarray:
-    """Returns ids (n,) as indexes hold them, ascending and distinct, without those that no corpus can have."""
-    rows = rows_of(ids)
-    listed = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
-    for item in listed:
-        if isinstance(ids, str) or not isinstance(item, str):
-            raise ConfigError(
-                f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']"
-            )
-    return np.unique(
-        encode_ids([str(item) for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item])
-    )
 
 
 def _kind_of(name: str, value: Any) -> str:

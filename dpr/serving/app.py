@@ -249,7 +249,7 @@ def make_app(
             counted = f", where each explained one counts as {_EXPLAINED}" if body.explain else ""
             said = f"{count} passages in all{counted}, expected at most {LIMITS['passages']}"
             raise HTTPException(422, said)
-        wanted = None if body.filter is None else body.filter.model_dump(exclude_none=True)
+        wanted = body.filter.model_dump(exclude_none=True) if body.filter else {}
         texts = body.texts or body.explain
 
         def work(questions: list[str]) -> list[Hits]:

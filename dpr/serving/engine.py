@@ -45,8 +45,6 @@ class ServedIndex:
     info: Mapping[str, Any]
     """Description in the answer of /info."""
     retriever: Retriever | None = None
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    """Fields to filter by, and the kinds of their values."""
     model: BiEncoder | None = None
     form: QuestionForm = field(default_factory=QuestionForm)
 
@@ -55,18 +53,19 @@ class ServedIndex:
         return self.info["name"]
 
     def search(
-        self, questions: list[str], k: int, wanted: Mapping[str, Any] | None, *, texts: bool, observe: Observe
+        self, questions: list[str], k: int, wanted: Mapping[str, Any], *, texts: bool, observe: Observe
     ) -> list[Hits]:
-        """Returns the hits of each question. Raises HTTPException if the request makes no sense for this
-        index."""
+        """Returns the hits of each question; ``wanted`` has ids and metadata to filter by. Raises HTTPException if the
+        request makes no sense for this index."""
         if self.retriever is None:
             said = f"{self.name} is a model without passages; it answers /v1/embeddings"
             raise HTTPException(422, said)
-        ids = None
+        where = wanted.get("metadata")
+        ids = wanted.get("ids")
         try:
-            if wanted is not None:
-                ids = self.retriever.selected_ids(wanted.get("metadata"), wanted.get("ids"), self.kinds)
-            found = self.retriever.search(questions, k, mode=self.info["mode"], ids=ids, texts=texts)
+            found = self.retriever.search(
+                questions, k, mode=self.info["mode"], where=where, ids=ids, texts=texts
+            )
         except (ConfigError, InputError) as error:
             if isinstance(error, InputError) and error.file is not None:
                 raise
@@ -126,8 +125,8 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
         for mode in wanted:
             retriever.sides(mode)
-        kinds = settings.metadata_kinds()
-        fields = retriever.fields(kinds)
+        retriever.kinds = settings.metadata_kinds()
+        fields = retriever.fields(retriever.kinds)
 
         dense = None if wanted == ["bm25"] else retriever.sides("dense")["dense"]
         model = dense.model if isinstance(dense, DenseSide) else None
@@ -143,7 +142,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
                 "choices": fields.choices(),
                 "model_fingerprint": None if model is None or mode == "bm25" else model.fingerprint,
             }
-            yield ServedIndex(info | described, retriever, kinds, model, form)
+            yield ServedIndex(info | described, retriever, model, form)
 
 
 @dataclass(eq=False)
