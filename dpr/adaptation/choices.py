@@ -213,7 +213,7 @@ def write_search(out: Path, corpus: Path, weight: float | None, *, vectors: str 
     passages = resolve_passage_sources([str(corpus)], {})
     words = str(out / "bm25_index")
     if weight is None:
-        search = SearchSettings(passages=passages, bm25_index_path=words, indexer={"kind": "bm25"})
+        search = SearchSettings(passages=passages, bm25_index_path=words, indexer=IndexerConfig(kind="bm25"))
     else:
         search = SearchSettings(
             model_file=str(AdaptFolder(out).model),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def run(config: RetrievalConfig) -> None:
             model_file=None if reads_words else str(local_model(str(config.model_file))),
             encoded_ctx_files=config.vector_patterns(),
             passages=sources,
-            indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
+            indexer=config.indexer if is_kept else replace(config.indexer, kind="exact", options={}),
             index_path=config.index_path,
             bm25_index_path=config.bm25_index_path,
             hybrid=config.hybrid,

@@ -32,7 +32,7 @@ from dpr.retrieval.passages import Passages, passages_of
 from dpr.retrieval.search import Change, living
 from dpr.retrieval.settings import SEARCH_MODES
 from dpr.retrieval.sides import Fusion, Side
-from dpr.retrieval.stored_search import StoredSearch, search_settings
+from dpr.retrieval.stored_search import StoredSearch, build_in, search_settings
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
@@ -140,7 +140,6 @@ class Retriever(metaclass=Hinting):
         """
         from dpr.core.distributed import resolve_device
         from dpr.models.biencoder import BiEncoder
-        from dpr.retrieval.stored_search import build_in
 
         refuse(others, "Retriever.build()")
         configure_by_default()  # embedding many passages takes minutes, and says how far it is

@@ -18,6 +18,7 @@ from dpr.data.text import QuestionForm
 from dpr.embedding.source import PassageSource
 from dpr.formats.record_fields import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
+from dpr.retrieval.settings import IndexerConfig
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import CHECKSUM, MANIFEST, write_json
 from dpr.storage.untrusted import leads_inside, read_json
@@ -36,8 +37,7 @@ class SearchSettings:
     model_file: str | None = None
     encoded_ctx_files: list[str] = field(default_factory=list)
     passages: list[PassageSource] = field(default_factory=list)
-    indexer: dict[str, Any] = field(default_factory=lambda: {"kind": "exact"})
-    """Kind and settings of the index."""
+    indexer: IndexerConfig = field(default_factory=IndexerConfig)
     index_path: str | None = None
     bm25_index_path: str | None = None
     hybrid: str = "none"
@@ -99,7 +99,6 @@ class SearchSettings:
         try:
             stored = _typed(cls, value, "")
             stored.text.check("text.")
-            check_type("indexer.kind", stored.indexer.get("kind"), str)
             return stored._with_paths(lambda path: os.path.abspath(folder / path))
         except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
             hint = "dpr retrieve ... search_folder=FOLDER writes them again"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_EXACT = {"kind": "exact"}
 _CHANGES = "changes-"
 _LARGE_JOURNAL = 64 * 2**20
 
@@ -92,12 +91,14 @@ def search_settings(
 
         settings = replace(settings, model_file=str(local_model(model)))
     if vectors:
-        settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer=_EXACT)
-    if indexer is not None and indexer != settings.indexer.get("kind"):
-        settings = replace(settings, indexer={"kind": indexer}, index_path=None)
+        settings = replace(
+            settings, encoded_ctx_files=list(vectors), index_path=None, indexer=IndexerConfig()
+        )
+    if indexer is not None and indexer != settings.indexer.kind:
+        settings = replace(settings, indexer=IndexerConfig(kind=indexer), index_path=None)
     if weight is not None:
         settings = replace(settings, hybrid_weight=weight, hybrid="linear")
-    if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
+    if (kind := settings.indexer.kind) not in KINDS and indexer != kind:
         raise ConfigError(
             f"{SEARCH_JSON} names the class {kind!r}; code is run only for names that you give, from Python:"
             f" Retriever.open(folder, indexer={kind!r})"
@@ -140,7 +141,7 @@ class StoredSearch(Search):
         if stored.hybrid != "none":
             return "hybrid"
         has_dense = stored.model_file or stored.encoded_ctx_files or stored.index_path
-        return "dense" if has_dense or stored.indexer["kind"] != "exact" else "bm25"
+        return "dense" if has_dense or stored.indexer.kind != "exact" else "bm25"
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -151,11 +152,11 @@ class StoredSearch(Search):
 
     @property
     def _reads_texts(self) -> bool:
-        return reads_texts(self.settings.indexer["kind"])
+        return reads_texts(self.settings.indexer.kind)
 
     @property
     def kind(self) -> str:
-        return "exact" if self._reads_texts else str(self.settings.indexer["kind"])
+        return "exact" if self._reads_texts else self.settings.indexer.kind
 
     @property
     def sources(self) -> Sequence[PassageSource]:
@@ -190,12 +191,12 @@ class StoredSearch(Search):
             self._config(stored)
         with no_downloads():  # of models that search.json names
             if mode == "bm25":
-                return open_words(_indexer(stored), sources, stored.bm25_index_path, stored.index_path)
+                return open_words(stored.indexer, sources, stored.bm25_index_path, stored.index_path)
             from dpr.core.distributed import resolve_device
             from dpr.retrieval.dense import open_dense
 
             if self._reads_texts:
-                stored = replace(stored, indexer=_EXACT, index_path=None)
+                stored = replace(stored, indexer=IndexerConfig(), index_path=None)
             return open_dense(
                 self._config(stored), sources, form=stored.form, device=resolve_device(self.device)
             )
@@ -210,7 +211,7 @@ class StoredSearch(Search):
         if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
             from dpr.retrieval.dense import open_vector_index
 
-            stored = replace(self.settings, indexer=_EXACT, index_path=None)
+            stored = replace(self.settings, indexer=IndexerConfig(), index_path=None)
             self._exact = open_vector_index(self._config(stored), side.model, stored.passages)
         if self._exact is None or built is index:
             return self._exact
@@ -324,17 +325,11 @@ class StoredSearch(Search):
                 pooling=self.pooling,
                 sequence_length=stored.sequence_length,
             ),
-            indexer=_indexer(stored),
+            indexer=replace(stored.indexer),
         )
         drop_unused(config)  # settings of the retrieval that wrote the file, in another mode
         config.check()
         return config
-
-
-def _indexer(stored: SearchSettings) -> IndexerConfig:
-    """Returns the settings of the index. Settings that no longer exist have no effect."""
-    known = {item.name for item in fields(IndexerConfig)}
-    return IndexerConfig(**{name: value for name, value in stored.indexer.items() if name in known})
 
 
 def build_in(
@@ -384,7 +379,7 @@ def build_in(
         passages=[source],
         bm25_index_path=str(folder / "bm25"),
         hybrid="linear" if mode == "hybrid" else "none",
-        indexer={"kind": "bm25" if mode == "bm25" else indexer},
+        indexer=IndexerConfig(kind="bm25" if mode == "bm25" else indexer),
     )
     if model is not None:
         from dpr.core.distributed import resolve_device
