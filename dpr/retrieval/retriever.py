@@ -27,12 +27,10 @@ from dpr.indexer.ranking import encode_ids, is_among
 from dpr.indexer.registry import Index
 from dpr.retrieval.filters import PassageFields
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
-from dpr.retrieval.memory_search import MemorySearch
 from dpr.retrieval.passages import Passages, passages_of
-from dpr.retrieval.search import Change, living
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import Fusion, Side
-from dpr.retrieval.stored_search import StoredSearch, build_in, search_settings
+from dpr.retrieval.sides import Fusion, Side, living
+from dpr.retrieval.stored_search import Change, MemorySearch, StoredSearch, build_in, search_settings
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
@@ -53,12 +51,12 @@ class Retriever(metaclass=Hinting):
 
     def __init__(
         self,
-        search: StoredSearch | MemorySearch,
+        search: StoredSearch,
         *others: Any,
         mode: str | None = None,
         folder: Path | None = None,
     ) -> None:
-        if others or not isinstance(search, StoredSearch | MemorySearch):
+        if others or not isinstance(search, StoredSearch):
             raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
         self.searched = search
         self.modes = search.modes
@@ -216,7 +214,7 @@ class Retriever(metaclass=Hinting):
                 dense: Any = self.sides("dense")["dense"]
                 vectors = dense.encode_passages([search.as_encoded(passage) for passage in added])
             for side in list(self._sides.values()):
-                living(side, search)
+                living(side, search.sources)
             change = Change(list(gone.values()), added, vectors)
             search.store(change)
             with self._alone():
@@ -224,11 +222,13 @@ class Retriever(metaclass=Hinting):
 
     def _look(self) -> None:
         """Takes up the changes that other processes have stored, unless another thread is changing passages."""
-        if not self.searched.has_news() or not self._changing.acquire(blocking=False):
+        journal = self.searched.journal
+        if journal is None or not journal.has_news() or not self._changing.acquire(blocking=False):
             return
         try:
             with self._alone():
-                if self.searched.restart():
+                if journal.was_rewritten():
+                    self.searched.restart()
                     self._sides.clear()
                     self._fields.clear()
                 for change in self.searched.news():
@@ -250,7 +250,7 @@ class Retriever(metaclass=Hinting):
     def _apply(self, change: Change) -> None:
         self.searched.apply(change)
         for side in self._sides.values():
-            living(side, self.searched).change(*change)
+            living(side, self.searched.sources).change(*change)
         for kinds, fields in list(self._fields.items()):
             try:
                 fields.change(change.gone, change.added)

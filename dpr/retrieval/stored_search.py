@@ -1,5 +1,5 @@
-"""A search of files that a run folder, or a caller, names; it is also built in a folder, and added to. Models are
-imported where they are used, since a search by words needs none."""
+"""A search of files that a run folder, or a caller, names, or of passages in memory; it is also built in a folder, and
+added to. Models are imported where they are used, since a search by words needs none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,17 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import record_of, write_passages
 from dpr.formats.passage_records import passage_of
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.registry import Index, index_class
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import Index, IndexTexts, index_class
 from dpr.indexer.settings import DEFAULT_WEIGHT, KINDS
-from dpr.retrieval.passages import PassageLookup, Passages, given_items, passages_of
-from dpr.retrieval.search import Change, Search, living
+from dpr.retrieval.passages import Kinds, PassageLookup, Passages, given_items, note_kinds, passages_of
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES, IndexerConfig, RetrievalConfig
 from dpr.retrieval.sides import (
     Fusion,
     Side,
     WordSide,
+    living,
     open_words,
     reads_texts,
     short_hash,
@@ -111,18 +112,34 @@ def search_settings(
     return settings
 
 
-@dataclass
-class StoredSearch(Search):
-    """A search of the passages, vectors and indexes that ``SearchSettings`` name. ``pooling`` is that of
-    ``CheckpointEncoderConfig``, never from a file."""
+class Change(NamedTuple):
+    """Passages that go and passages that come, one after the other, with the vectors (n, D) of the latter."""
 
-    settings: SearchSettings
+    gone: Sequence[Passage]
+    added: Sequence[Passage]
+    vectors: np.ndarray | None
+
+
+@dataclass
+class StoredSearch:
+    """A search of the passages, vectors and indexes that ``SearchSettings`` name, and of the passages that have
+    changed since. ``pooling`` is that of ``CheckpointEncoderConfig``, never from a file."""
+
+    settings: SearchSettings = field(default_factory=SearchSettings)
     device: str | None = None
     pooling: str = "cls"
     folder: Path | None = None
     """Folder of the settings, which also keeps the changes."""
+    added: dict[str, Passage] = field(default_factory=dict)
+    """Passages that were added to the corpus."""
+    gone: set[str] = field(default_factory=set)
+    """Ids of passages of the corpus that were deleted or replaced."""
+    num_added: int = 0
+    """Number of passages that were ever added."""
+    num_stored: int = 0
+    """Number of passages of the corpus, known when a side was opened."""
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
-    """Vectors (D,) of the added passages."""
+    """Vectors (D,) of the added passages, for the next process that opens the folder."""
     _exact: Index | None = None
     _most_bytes: int = _LARGE_JOURNAL
 
@@ -156,10 +173,12 @@ class StoredSearch(Search):
 
     @property
     def kind(self) -> str:
+        """Returns the kind of the index over vectors."""
         return "exact" if self._reads_texts else self.settings.indexer.kind
 
     @property
     def sources(self) -> Sequence[PassageSource]:
+        """Returns the files of the passages."""
         return self.settings.passages
 
     @cached_property
@@ -171,6 +190,7 @@ class StoredSearch(Search):
         return PassageLookup(self.settings.passages)
 
     def query_text(self, question: str) -> str:
+        """Returns the question in the form that sides get."""
         return self.settings.form.query_text(question)
 
     def side(self, mode: str) -> Side:
@@ -178,9 +198,8 @@ class StoredSearch(Search):
         side = self._side(mode)
         self.num_stored = side.index.num_passages
         if self.gone or self.added:
-            living(side, self).change(
-                self.stored(self.gone).values(), list(self.added.values()), self._stacked()
-            )
+            gone = self.passages.get(self.gone)
+            living(side, self.sources).change(gone.values(), list(self.added.values()), self._stacked())
         return side
 
     def _side(self, mode: str) -> Side:
@@ -219,16 +238,27 @@ class StoredSearch(Search):
         view.base = self._exact
         return view
 
-    def stored(self, ids: Iterable[str]) -> dict[str, Passage]:
-        return self.passages.get(ids)
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        """Returns the passages with these ids; missing ones are left out."""
+        wanted = list(ids)
+        found = self.passages.get([key for key in wanted if key not in self.gone and key not in self.added])
+        return found | {key: self.added[key] for key in wanted if key in self.added}
 
     def __iter__(self) -> Iterator[Passage]:
         yield from (passage for passage in self.passages if passage.id not in self.gone)
-        yield from super().__iter__()
+        yield from list(self.added.values())
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Returns the kinds of the fields of all passages."""
+        kinds: Kinds = {}
+        note_kinds(kinds, self)
+        return kinds
 
     @cached_property
     def journal(self) -> Journal | None:
-        """Returns the file of the changes. Its name stands for the corpus and the vectors that they belong to."""
+        """Returns the file of the changes; None if they are not kept. Its name stands for the corpus and the vectors
+        that they belong to."""
         if self.folder is None:
             return None
         made_of = [json.dumps(source.identity(), sort_keys=True) for source in self.settings.passages]
@@ -244,6 +274,7 @@ class StoredSearch(Search):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
+        """Keeps other processes from changing the passages. Raises DprError if they cannot be changed."""
         if self.folder is None or not (self.folder / SEARCH_JSON).is_file():
             raise ConfigError(
                 "passages change in a folder with a search.json, or in a retriever in memory; Retriever.build"
@@ -260,23 +291,19 @@ class StoredSearch(Search):
             yield
 
     def as_encoded(self, passage: Passage) -> Passage:
-        return self.settings.passages[0].as_encoded(passage)
+        """Returns a new passage in the form that the model gets."""
+        return self.sources[0].as_encoded(passage) if self.sources else passage
 
-    def has_news(self) -> bool:
-        return self.journal is not None and self.journal.has_news()
-
-    def restart(self) -> bool:
-        if self.journal is None or not self.journal.was_rewritten():
-            return False
+    def restart(self) -> None:
+        """Forgets all changes, to take them up from the first one."""
         self.added.clear()
         self.gone.clear()
         self.vectors.clear()
         del self.journal  # opened again when it is next needed
-        return True
 
     def news(self) -> Iterator[Change]:
-        if self.journal is None:
-            return
+        """Yields the changes of other processes, each to be applied before the next is taken."""
+        assert self.journal is not None
         for record in self.journal.read():
             try:
                 gone = list(self.get(record["gone"]).values())
@@ -289,7 +316,9 @@ class StoredSearch(Search):
             yield Change(gone, added, vectors)
 
     def store(self, change: Change) -> None:
-        assert self.journal is not None
+        """Writes a change to the disk, if the passages are there."""
+        if self.journal is None:
+            return
         if self.journal.end > self._most_bytes:  # most of what it holds may be out of date
             record = _as_record(list(self.gone), list(self.added.values()), self._stacked())
             self.journal.rewrite(record | {"earlier": self.num_added - len(self.added)})
@@ -301,11 +330,18 @@ class StoredSearch(Search):
         return np.array(list(self.vectors.values())) if self.vectors else None
 
     def apply(self, change: Change) -> None:
-        super().apply(change)
+        """Takes up a change, except in the sides that are open."""
+        ids = [str(passage.id) for passage in change.added]
         for passage in change.gone:
+            if self.added.pop(str(passage.id), None) is None:
+                self.gone.add(str(passage.id))
             self.vectors.pop(str(passage.id), None)
-        if change.vectors is not None:
-            self.vectors |= zip((str(passage.id) for passage in change.added), change.vectors, strict=True)
+        self.added |= zip(ids, change.added, strict=True)
+        self.num_added += len(ids)
+        if change.vectors is not None and self.journal is not None:
+            self.vectors |= zip(ids, change.vectors, strict=True)
+        if "kinds" in vars(self):
+            note_kinds(self.kinds, change.added)
 
     def _config(self, stored: SearchSettings) -> RetrievalConfig:
         """Returns the settings of such a search for ``dpr retrieve``, checked."""
@@ -330,6 +366,37 @@ class StoredSearch(Search):
         drop_unused(config)  # settings of the retrieval that wrote the file, in another mode
         config.check()
         return config
+
+
+class MemorySearch(StoredSearch):
+    """An exact search of passages and vectors in memory, without files: all passages are added ones."""
+
+    def __init__(self, model: BiEncoder | None) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def mode(self) -> str:
+        return "bm25" if self.model is None else "dense"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return ("bm25",) if self.model is None else SEARCH_MODES
+
+    def side(self, mode: str) -> Side:
+        if mode == "bm25":
+            texts = (f"{passage.title} {passage.text}" for passage in self.added.values())
+            return WordSide(Bm25Index.build(IndexTexts(list(self.added), texts)))
+        from dpr.indexer.living_vectors import LivingVectors
+        from dpr.retrieval.dense import DenseSide
+
+        # opened before there are passages, and changed with them
+        assert self.model is not None
+        return DenseSide(self.model, LivingVectors(None, self.model.dimension, device=self.model.device))
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        yield
 
 
 def build_in(

@@ -145,7 +145,7 @@ def test_another_process_sees_the_changes(
     size = journal.stat().st_size
     ours.delete(["d"])  # joins the changes first
     assert journal.stat().st_size < size and len(Retriever.open(tmp_path / "run")) == 2
-    assert not ours.searched.has_news()  # its own changes are not read again
+    assert not ours.searched.journal.has_news()  # its own changes are not read again
     theirs.mode = "bm25"
     assert {hit.id for hit in theirs.search("ka okapi", 9)} == set("bc") and len(theirs) == 2
     theirs.add(["ka ka"])  # its number is not that of a passage that was added and deleted
@@ -204,7 +204,7 @@ def test_a_killed_change_leaves_the_old_or_the_new_state(
     word, other = ("okapi", "zebra") if share == 1.0 else ("zebra", "okapi")
     found = Retriever.open(folder)
     assert [hit.id for hit in found.search(word)] == ["e"] and not found.search(other)
-    assert not found.searched.has_news()  # a line that was cut off is looked at once
+    assert not found.searched.journal.has_news()  # a line that was cut off is looked at once
     found.add([{"id": "f", "text": "quagga"}])
     assert [hit.id for hit in Retriever.open(folder).search("quagga")] == ["f"] and len(found) == 6
 
