@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +138,7 @@ def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> Pass
     except OSError as error:  # no such folder, or no room in it
         logger.warning("%s is read from its beginning each time: %s", source.file, error)
         return source
-    return StoredSource(
-        **{item.name: getattr(source, item.name) for item in fields(PassageSource)}, store=store
-    )
+    return StoredSource(**asdict(source), store=store)
 
 
 _READING = ("id_col", "text_col", "title_col")

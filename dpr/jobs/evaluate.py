@@ -29,6 +29,7 @@ from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
+from dpr.indexer.registry import IndexChoice
 from dpr.jobs.retrieve import passages_in, require_relevant
 from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import mention_bf16
@@ -36,8 +37,8 @@ from dpr.retrieval.dense import DenseSide
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.rankings import facts_of, rankings_of
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
-from dpr.retrieval.settings import EvaluateConfig, IndexerConfig
-from dpr.retrieval.sides import Fusion, Side, WordSide, index_choice, open_text_index
+from dpr.retrieval.settings import EvaluateConfig
+from dpr.retrieval.sides import Fusion, Side, WordSide, open_text_index
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json
@@ -154,7 +155,7 @@ def _evaluate_set(
     queries = [form.query_text(question.text) for question in questions]
     sides: dict[str, Side] = {}
     if config.needs_words:
-        choice = index_choice(IndexerConfig(kind="bm25", **asdict(config.bm25)))
+        choice = IndexChoice("bm25", config.bm25)
         name = _cached(f"{test_set.name}-bm25", [content_sha256(source.file), choice.metadata()])
         sides["bm25"] = WordSide(open_text_index(choice, [source], str(cache / name)))
     if model is not None:

@@ -71,6 +71,9 @@ class MiningCorpus:
                 HashIndex.write(folder / "rows.npy", mapped_hashes(written))
         self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MiningCorpus, (self.file, self.work)  # open files cannot be sent
+
     def id_at(self, row: int) -> str:
         """Returns the id of a row of the corpus, as searches return it."""
         return self.texts.id_at(row)
@@ -167,8 +170,7 @@ class LexicalSearch:
 
     def prepare(self, corpus: MiningCorpus) -> None:
         """Writes missing files to the corpus's work folder, before several processes need them."""
-        self._file = corpus.file
-        self._work = corpus.work
+        self._corpus = corpus
         self._opened: Any = None
         self._index()
 
@@ -185,13 +187,13 @@ class LexicalSearch:
 
     def _index(self) -> Any:
         def texts() -> IndexTexts:
-            store = MiningCorpus(self._file, self._work).texts
+            store = self._corpus.texts
             return IndexTexts(
                 store.ids(), (f"{passage.title} {passage.text}" for passage in store.passages())
             )
 
         if self._opened is None:
-            self._opened = IndexStore(self._choice, self._work / "index").load_or_build(texts)
+            self._opened = IndexStore(self._choice, self._corpus.work / "index").load_or_build(texts)
         return self._opened
 
 

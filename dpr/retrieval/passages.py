@@ -100,7 +100,7 @@ def note_kinds(kinds: Kinds, passages: Iterable[Passage]) -> None:
     """Adds the kinds of the fields of passages to those that are known."""
     for passage in passages:
         for name, value in (passage.metadata or {}).items():
-            if value is not None and (kind := kind_of(value)):
+            if kind := kind_of(value):
                 kinds.setdefault(name, kind)
 
 

@@ -20,6 +20,7 @@ from dpr.core.logs import configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, json_value, rows_of
+from dpr.core.settings import listed
 from dpr.data.text import checked_items
 from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
@@ -99,11 +100,10 @@ class Retriever(metaclass=Hinting):
             ConfigError: too little is named, or there are no files for the mode.
             InputError: files are missing or damaged, or do not belong together.
         """
-        files = [str(file) for file in ([corpus] if isinstance(corpus, str | Path) else corpus)]
-        shards = [vectors] if isinstance(vectors, str) else list(vectors)
+        files = list(map(str, listed(corpus)))
         at = None if folder is None else user_path(folder)
         settings = search_settings(
-            at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer
+            at, model=model, vectors=listed(vectors), corpus=files, weight=weight, indexer=indexer
         )
         retriever = cls(StoredSearch(settings, device, pooling, at and at.absolute()), mode=mode, folder=at)
         retriever.sides(retriever.mode)
@@ -187,8 +187,8 @@ class Retriever(metaclass=Hinting):
         Raises:
             ConfigError, InputError: as ``add``, or an id is not in the corpus; nothing was deleted then.
         """
-        if listed := dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")):
-            self._change(None, listed)
+        if named := dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")):
+            self._change(None, named)
 
     def _change(self, passages: Passages | None, ids: Iterable[str] | None) -> None:
         """Adds passages and deletes those with the ``ids``, which are those of ``passages`` if None."""
@@ -396,14 +396,14 @@ class Retriever(metaclass=Hinting):
         if ids is not None:
             rows = rows_of(ids)
             is_list = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
-            listed: list[Any] = list(rows) if is_list else [rows]
-            for item in listed:
+            given: list[Any] = list(rows) if is_list else [rows]
+            for item in given:
                 if not is_list or not isinstance(item, str):
                     raise ConfigError(
                         f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts:"
                         " ids=['p1', 'p2']"
                     )
-            possible = [item for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item]
+            possible = [item for item in given if len(item) <= MAX_ID_BYTES and "\0" not in item]
             chosen = np.unique(encode_ids(possible))
         if where is not None:
             if not isinstance(where, Mapping):

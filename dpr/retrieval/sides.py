@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,8 +69,8 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
     of a user-defined class in ``options``."""
     if config.kind not in KINDS:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
-    names = [item.name for item in fields(KINDS[config.kind].settings)]
-    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
+    own = config.part(KINDS[config.kind].settings)
+    return IndexChoice.of(config.kind, vars(own), key="indexer.")
 
 
 def open_words(

@@ -80,7 +80,7 @@ def search_settings(
         settings = SearchSettings.read(folder)
         settings = replace(settings, passages=[] if corpus else settings.passages).confined(folder)
     elif folder is not None:
-        settings = SearchSettings(model_file=str(folder), encoded_ctx_files=[])
+        settings = SearchSettings(model_file=str(folder))
         for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
             with suppress(InputError):  # no folder of vectors
                 if VectorShard(manifest.parent, verify=False).num_vectors:

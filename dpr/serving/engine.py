@@ -24,7 +24,7 @@ from dpr.core.records import Passage
 from dpr.data.text import QuestionForm
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
-from dpr.retrieval.dense import DenseSide, question_batch
+from dpr.retrieval.dense import question_batch
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_json import SEARCH_JSON
@@ -122,16 +122,20 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
             continue
 
         retriever = Retriever.open(folder, device=settings.device)
-        wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
-        for mode in wanted:
+        others = [mode for mode in retriever.modes if mode in settings.mode_names()]
+        modes = list(dict.fromkeys([retriever.mode, *others]))
+        for mode in modes:
             retriever.sides(mode)
         retriever.kinds = settings.metadata_kinds()
         fields = retriever.fields(retriever.kinds)
 
-        dense = None if wanted == ["bm25"] else retriever.sides("dense")["dense"]
-        model = dense.model if isinstance(dense, DenseSide) else None
-        form = dense.form if isinstance(dense, DenseSide) else QuestionForm()
-        for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):
+        model = None
+        form = QuestionForm()
+        if modes != ["bm25"]:
+            dense: Any = retriever.sides("dense")["dense"]
+            model = dense.model
+            form = dense.form
+        for mode in modes:
             index = retriever.index(mode)
             described = {
                 "name": name if mode == retriever.mode else f"{name}:{mode}",
@@ -162,18 +166,15 @@ class Engine:
     Args:
         opened: makes the indexes.
         observe: called with the seconds of each stage.
-        on_failure: called if the indexes cannot be opened.
     """
 
-    def __init__(
-        self,
-        opened: Callable[[], Iterator[ServedIndex]],
-        observe: Observe,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, opened: Callable[[], Iterator[ServedIndex]], observe: Observe) -> None:
         self._opened = opened
         self.observe = observe
-        self._on_failure = on_failure
+        self.failures: list[Exception] = []
+        """The error if the indexes cannot be opened."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called then."""
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="engine")
         self.start = self._thread.start
@@ -181,11 +182,11 @@ class Engine:
         self.indexes: list[ServedIndex] = []
         """The indexes; empty until they are open."""
 
-    def stop(self, patience: float = 1.0) -> bool:
-        """Ends the thread once it has answered the waiting requests. Returns whether that took no longer than
-        ``patience`` seconds."""
+    def stop(self) -> bool:
+        """Ends the thread once it has answered the waiting requests. Returns whether that took no longer than a
+        second."""
         self._waiting.put(None)
-        self._thread.join(patience)
+        self._thread.join(1.0)
         return not self._thread.is_alive()
 
     def ask(
@@ -205,7 +206,8 @@ class Engine:
         try:
             self.indexes = list(self._opened())
         except Exception as error:
-            self._on_failure(error)
+            self.failures.append(error)
+            self.on_failure()
             return
         logger.info("ready: %s", ", ".join(index.name for index in self.indexes))
         last = 1
