@@ -4,7 +4,6 @@ present passages, bit for bit."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -64,10 +63,8 @@ class LivingVectors(ExactIndex):
             depth *= 4  # too many of the best ones are gone
         return best.result()
 
-    def among(self, ids: np.ndarray) -> LivingVectors:
-        view = copy.copy(self)
-        view._chosen = ids
-        view._longest = {}
+    def among(self, ids: np.ndarray) -> ExactIndex:
+        view: Any = super().among(ids)
         if self.base is not None:
             view.base = self.base.among(ids[~is_among(ids, encode_ids(sorted(self._gone)))])
         return view

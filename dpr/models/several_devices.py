@@ -38,7 +38,7 @@ class EncodingOptions(NamedTuple):
     precision: str
 
     def vectors(
-        self, model: Towers, tokens: TokenBatch, on_batch: Callable[[int, int], None]
+        self, model: Towers, tokens: TokenBatch, on_batch: Callable[[int, int], None] | None
     ) -> torch.Tensor:
         """Returns the vectors (N, D) float32 of ``tokens`` on the model's device."""
         with autocast(model.device, self.precision) if self.precision else nullcontext():
@@ -146,7 +146,7 @@ def _serve(
         model = opened(device).to(dtype)
         while True:
             tokens = TokenBatch(*map(torch.from_numpy, connection.recv()))
-            connection.send(options.vectors(model, tokens, lambda *_: None).cpu().numpy())
+            connection.send(options.vectors(model, tokens, None).cpu().numpy())
     except Exception as error:
         with suppress(ConnectionError):  # the other process has ended
             connection.send(f"{device}: {type(error).__name__}: {first_line(error)}")

@@ -19,7 +19,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage, json_value, rows_of
+from dpr.core.records import MAX_ID_BYTES, Passage, items_of, json_value
 from dpr.core.settings import listed
 from dpr.data.text import checked_items
 from dpr.formats.passage_metadata import kind_of
@@ -298,9 +298,8 @@ class Retriever(metaclass=Hinting):
             ConfigError, InputError: a mode or field does not exist, or files have changed.
         """
         refuse(others, "search()")
-        rows = rows_of(question)
-        is_list = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
-        questions: list[Any] = list(rows) if is_list else [rows]
+        given = items_of(question)
+        questions: list[Any] = [question] if given is None else given
         if not all(isinstance(item, str) for item in questions):
             raise ConfigError(
                 f"search() got {' '.join(repr(question).split()):.100} for a question; give a text or a list of"
@@ -316,10 +315,41 @@ class Retriever(metaclass=Hinting):
         self._look()
         with self._searches:
             sides = self._narrowed(self.sides(mode), where, ids)
-            found = self._ranked(sides, fusion, queries, k, texts) if sides and asked else ()
-        for row, hits in zip(asked, found, strict=bool(found)):
-            hits.question = questions[row]
-            answers[row] = hits
+            start = time.perf_counter()
+            depth = max(k, fusion.depth) if len(sides) > 1 else k
+            found = {name: side.retrieve(queries, depth) for name, side in sides.items() if asked}
+            rankings = next(iter(found.values()), [])
+            if len(found) > 1:
+                rankings = fusion.fuse(found["dense"], found["bm25"], k)
+            ranked = time.perf_counter()
+            passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
+
+            words = sides["bm25"].index if "bm25" in found else None
+            sources = self.searched.sources
+            file = sources[0].file if len(sources) == 1 else None
+            for place, ranking in enumerate(rankings):
+                places: dict[str, dict[str, Place]] = {}
+                for name, lists in found.items():
+                    places[name] = {
+                        key: Place(rank, score) for rank, (key, score) in enumerate(lists[place], 1)
+                    }
+                answer = answers[asked[place]]
+                for rank, (key, score) in enumerate(ranking, 1):
+                    passage = passages.get(key) or Passage("", "", key)
+                    of_sides = {name: at.get(key) for name, at in places.items()}
+                    answer.append(Hit(rank, score, passage, of_sides, file))
+                if isinstance(words, Bm25Index):
+                    best = max((score for _, score in found["bm25"][place]), default=0.0)
+                    answer.seems_unanswered = words.share(queries[place], best) < LEAST_SHARE
+
+        with self._lock:
+            self.seconds["search"] += ranked - start
+            for side in sides.values():
+                for name in list(side.seconds):  # another thread may be adding to them
+                    seconds = side.seconds.pop(name)
+                    self.seconds[name] += seconds
+                    self.seconds["search"] -= seconds
+            self.seconds["texts"] += time.perf_counter() - ranked
         return answers[0] if isinstance(question, str) else answers
 
     def sides(self, mode: str) -> dict[str, Side]:
@@ -394,16 +424,14 @@ class Retriever(metaclass=Hinting):
         passage matches."""
         chosen = None
         if ids is not None:
-            rows = rows_of(ids)
-            is_list = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
-            given: list[Any] = list(rows) if is_list else [rows]
-            for item in given:
-                if not is_list or not isinstance(item, str):
+            given = items_of(ids)
+            for item in [ids] if given is None else given:
+                if given is None or not isinstance(item, str):
                     raise ConfigError(
                         f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts:"
                         " ids=['p1', 'p2']"
                     )
-            possible = [item for item in given if len(item) <= MAX_ID_BYTES and "\0" not in item]
+            possible = [item for item in given or () if len(item) <= MAX_ID_BYTES and "\0" not in item]
             chosen = np.unique(encode_ids(possible))
         if where is not None:
             if not isinstance(where, Mapping):
@@ -437,48 +465,6 @@ class Retriever(metaclass=Hinting):
             if key not in self._fields:
                 self._fields[key] = PassageFields(kinds, self.searched)
             return self._fields[key]
-
-    def _ranked(
-        self, sides: Mapping[str, Side], fusion: Fusion, queries: list[str], k: int, texts: bool
-    ) -> list[Hits]:
-        start = time.perf_counter()
-        depth = max(k, fusion.depth) if len(sides) > 1 else k
-        found = {name: side.retrieve(queries, depth) for name, side in sides.items()}
-        if len(found) > 1:
-            rankings = fusion.fuse(found["dense"], found["bm25"], k)
-        else:
-            (rankings,) = found.values()
-        ranked = time.perf_counter()
-        passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
-
-        words = sides["bm25"].index if "bm25" in sides else None
-        sources = self.searched.sources
-        file = sources[0].file if len(sources) == 1 else None
-        answers = []
-        for row, ranking in enumerate(rankings):
-            places: dict[str, dict[str, Place]] = {}
-            for name, lists in found.items():
-                places[name] = {key: Place(rank, score) for rank, (key, score) in enumerate(lists[row], 1)}
-            hits = []
-            for rank, (key, score) in enumerate(ranking, 1):
-                passage = passages.get(key) or Passage("", "", key)
-                of_sides = {name: at.get(key) for name, at in places.items()}
-                hits.append(Hit(rank, score, passage, of_sides, file))
-            is_unanswered = False
-            if isinstance(words, Bm25Index):
-                best = max((score for _, score in found["bm25"][row]), default=0.0)
-                is_unanswered = words.share(queries[row], best) < LEAST_SHARE
-            answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
-
-        with self._lock:
-            self.seconds["search"] += ranked - start
-            for side in sides.values():
-                for name in list(side.seconds):  # another thread may be adding to them
-                    seconds = side.seconds.pop(name)
-                    self.seconds[name] += seconds
-                    self.seconds["search"] -= seconds
-            self.seconds["texts"] += time.perf_counter() - ranked
-        return answers
 
 
 def _kind_of(name: str, value: Any) -> str:

@@ -59,12 +59,12 @@ class SearchSettings:
         for pattern in self.encoded_ctx_files:
             found = matching_paths(pattern) if is_wide(pattern) else []
             files += [str(path) for path in found] or [pattern]
-        stated = replace(self, encoded_ctx_files=files)
-        relative = stated._with_paths(lambda path: os.path.relpath(path, folder))
-        value = asdict(relative) | {"schema": _SCHEMA}
-        value["fingerprints"] = [
+        fingerprints = [
             content_sha256(source.file) if source.file.is_file() else "" for source in self.passages
         ]
+        stated = replace(self, encoded_ctx_files=files, fingerprints=fingerprints)
+        relative = stated._with_paths(lambda path: os.path.relpath(path, folder))
+        value = asdict(relative) | {"schema": _SCHEMA}
         for passage_source in value["passages"]:
             passage_source["file"] = str(passage_source["file"])
         write_json(folder / SEARCH_JSON, value, note={})

@@ -187,7 +187,7 @@ class StoredSearch:
         for source in self.sources:
             if not source.file.is_file():
                 raise InputError("cannot be read: No such file", file=source.file)
-        return PassageLookup(self.settings.passages)
+        return PassageLookup(self.sources)
 
     def query_text(self, question: str) -> str:
         """Returns the question in the form that sides get."""
@@ -195,30 +195,25 @@ class StoredSearch:
 
     def side(self, mode: str) -> Side:
         """Opens the side ``dense`` or ``bm25``."""
-        side = self._side(mode)
+        stored = self.settings
+        # the folder's own settings are checked whatever the mode is
+        if "dense" in self.modes or self._reads_texts:
+            self._config()
+        side: Side
+        with no_downloads():  # of models that search.json names
+            if mode == "bm25":
+                side = open_words(stored.indexer, self.sources, stored.bm25_index_path, stored.index_path)
+            else:
+                from dpr.core.distributed import resolve_device
+                from dpr.retrieval.dense import open_dense
+
+                config = self._config(is_exact=self._reads_texts)
+                side = open_dense(config, self.sources, form=stored.form, device=resolve_device(self.device))
         self.num_stored = side.index.num_passages
         if self.gone or self.added:
             gone = self.passages.get(self.gone)
             living(side, self.sources).change(gone.values(), list(self.added.values()), self._stacked())
         return side
-
-    def _side(self, mode: str) -> Side:
-        stored = self.settings
-        sources = stored.passages
-        # the folder's own settings are checked whatever the mode is
-        if "dense" in self.modes or self._reads_texts:
-            self._config(stored)
-        with no_downloads():  # of models that search.json names
-            if mode == "bm25":
-                return open_words(stored.indexer, sources, stored.bm25_index_path, stored.index_path)
-            from dpr.core.distributed import resolve_device
-            from dpr.retrieval.dense import open_dense
-
-            if self._reads_texts:
-                stored = replace(stored, indexer=IndexerConfig(), index_path=None)
-            return open_dense(
-                self._config(stored), sources, form=stored.form, device=resolve_device(self.device)
-            )
 
     def index_to_filter(self, side: Any) -> Index | None:
         """Returns an index of a side that can search a part of the passages: its own, or else exact search of
@@ -226,12 +221,11 @@ class StoredSearch:
         index = side.index
         built = getattr(index, "base", index)
         if built.can_filter or isinstance(side, WordSide):
-            return side.index
+            return index
         if self._exact is None and self.settings.encoded_ctx_files:  # opened when it is first needed
             from dpr.retrieval.dense import open_vector_index
 
-            stored = replace(self.settings, indexer=IndexerConfig(), index_path=None)
-            self._exact = open_vector_index(self._config(stored), side.model, stored.passages)
+            self._exact = open_vector_index(self._config(is_exact=True), side.model, self.sources)
         if self._exact is None or built is index:
             return self._exact
         view = copy(index)
@@ -261,7 +255,7 @@ class StoredSearch:
         that they belong to."""
         if self.folder is None:
             return None
-        made_of = [json.dumps(source.identity(), sort_keys=True) for source in self.settings.passages]
+        made_of = [json.dumps(source.identity(), sort_keys=True) for source in self.sources]
         for pattern in self.settings.encoded_ctx_files:
             files = (path / MANIFEST if path.is_dir() else path for path in matching_paths(pattern))
             made_of += [content_sha256(file) for file in files]
@@ -275,16 +269,16 @@ class StoredSearch:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Keeps other processes from changing the passages. Raises DprError if they cannot be changed."""
-        if self.folder is None or not (self.folder / SEARCH_JSON).is_file():
+        file = self.folder and self.folder / SEARCH_JSON
+        if not file or not file.is_file():
             raise ConfigError(
                 "passages change in a folder with a search.json, or in a retriever in memory; Retriever.build"
                 " makes both"
             )
         assert self.journal is not None
-        file = self.folder / SEARCH_JSON
         ours = self.settings
         with writing(self.journal.file), alone_with(self.journal.file):
-            there = SearchSettings.read(self.folder)
+            there = SearchSettings.read(file.parent)
             if (there.passages, there.encoded_ctx_files) != (ours.passages, ours.encoded_ctx_files):
                 found = "names other passages than when it was opened"
                 raise InputError(found, file=file, hint="open the folder again")
@@ -343,14 +337,16 @@ class StoredSearch:
         if "kinds" in vars(self):
             note_kinds(self.kinds, change.added)
 
-    def _config(self, stored: SearchSettings) -> RetrievalConfig:
-        """Returns the settings of such a search for ``dpr retrieve``, checked."""
+    def _config(self, *, is_exact: bool = False) -> RetrievalConfig:
+        """Returns the settings for ``dpr retrieve``, checked; with exact search in place of the index if
+        ``is_exact``."""
+        stored = self.settings
         config = RetrievalConfig(
             qa_dataset="typed",
             ctx_datasets=[str(source.file) for source in stored.passages],
             encoded_ctx_files=stored.encoded_ctx_files,
             model_file=stored.model_file,
-            index_path=stored.index_path,
+            index_path=None if is_exact else stored.index_path,
             bm25_index_path=stored.bm25_index_path,
             hybrid=stored.hybrid,
             hybrid_weight=stored.hybrid_weight,
@@ -361,7 +357,7 @@ class StoredSearch:
                 pooling=self.pooling,
                 sequence_length=stored.sequence_length,
             ),
-            indexer=replace(stored.indexer),
+            indexer=IndexerConfig() if is_exact else replace(stored.indexer),
         )
         drop_unused(config)  # settings of the retrieval that wrote the file, in another mode
         config.check()
