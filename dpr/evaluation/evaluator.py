@@ -98,7 +98,7 @@ class Evaluator:
         Raises:
             InputError: no question has a relevant passage.
         """
-        run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
+        run = self.by_id(rankings)
         names = self.metrics or metric_names(self.num_docs)
         metrics: dict[str, float] = {}
         values: dict[str, dict[str, float]] = {}
@@ -131,6 +131,10 @@ class Evaluator:
             measure(grades, list(filter(is_by_answers, names)), self.prefix)
 
         return Judged(metrics, values, right, has_answer)
+
+    def by_id(self, rankings: Sequence[Ranking]) -> dict[str, Ranking]:
+        """Returns rankings by question id."""
+        return {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
 
     def relevant(self) -> set[str]:
         """Returns the ids of all passages judged relevant."""

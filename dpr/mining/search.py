@@ -25,7 +25,7 @@ from dpr.data.words import words_of
 from dpr.embedding.encode import default_batch_tokens, encode_tokens, fit_to_vectors, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
-from dpr.embedding.source import PassageSource, StoredSource, corpora_of, require_corpora
+from dpr.embedding.source import PassageSource, StoredSource, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.id_hashes import HashIndex, mapped_hashes
 from dpr.formats.stored_training_set import TrainingSet
@@ -344,8 +344,8 @@ def dense_search(
     shards = open_shards(vectors) if vectors else []
     fit_to_vectors(model, shards, model_file=f"model_file={model_file}")
     if corpus is not None:
-        made_of = corpora_of(shard.metadata for shard in shards)
-        require_corpora(made_of, [PassageSource(corpus)], file=", ".join(vectors))
+        stated = [shard.metadata for shard in shards]
+        require_corpora(stated, [PassageSource(corpus)], file=", ".join(vectors))
     for shard in shards:
         if stored := shard.metadata.get("passage_prefix"):
             hint = f"embed the corpus with encoder.passage_prompt={stored!r}, and name it here too"

@@ -24,7 +24,7 @@ from dpr.core.settings import listed
 from dpr.data.text import checked_items
 from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import encode_ids, is_among
+from dpr.indexer.ranking import encode_ids, ids_in, is_among
 from dpr.indexer.registry import Index
 from dpr.retrieval.filters import PassageFields
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
@@ -55,13 +55,11 @@ class Retriever(metaclass=Hinting):
         search: StoredSearch,
         *others: Any,
         mode: str | None = None,
-        folder: Path | None = None,
     ) -> None:
         if others or not isinstance(search, StoredSearch):
             raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
         self.searched = search
         self.modes = search.modes
-        self.folder = folder
         self.mode = self._checked_mode(mode or search.mode)
         self.kinds: Mapping[str, str] | None = None
         """Fields that filters may name, and the kinds of their values; None = any field, of the kind of the value
@@ -105,7 +103,7 @@ class Retriever(metaclass=Hinting):
         settings = search_settings(
             at, model=model, vectors=listed(vectors), corpus=files, weight=weight, indexer=indexer
         )
-        retriever = cls(StoredSearch(settings, device, pooling, at and at.absolute()), mode=mode, folder=at)
+        retriever = cls(StoredSearch(settings, device, pooling, at and at.absolute()), mode=mode)
         retriever.sides(retriever.mode)
         retriever._look()
         return retriever
@@ -322,7 +320,7 @@ class Retriever(metaclass=Hinting):
             if len(found) > 1:
                 rankings = fusion.fuse(found["dense"], found["bm25"], k)
             ranked = time.perf_counter()
-            passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
+            passages = self.searched.get(ids_in(rankings)) if texts else {}
 
             words = sides["bm25"].index if "bm25" in found else None
             sources = self.searched.sources
