@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,14 +38,14 @@ class LivingWords(Bm25Index):
     def num_passages(self) -> int:
         return len(self._built_ids) - len(self._gone) + len(self._new)
 
-    def change(self, gone: Iterable[Passage], added: Iterable[Passage], vectors: Any = None) -> None:
+    def change(self, gone: Mapping[str, Passage], added: Mapping[str, Passage], vectors: Any = None) -> None:
         """Removes passages that are there, whose texts are those that were indexed, then adds passages."""
-        for passage in gone:
+        for key, passage in gone.items():
             self._count(passage, -1)
-            if self._new.pop(str(passage.id), None) is None:
-                self._gone.add(str(passage.id))
-        for passage in added:
-            self._new[str(passage.id)] = self._count(passage, 1)
+            if self._new.pop(key, None) is None:
+                self._gone.add(key)
+        for key, passage in added.items():
+            self._new[key] = self._count(passage, 1)
         self._is_folded = False
 
     def _count(self, passage: Passage, sign: int) -> Counter[str]:

@@ -194,15 +194,15 @@ class Retriever(metaclass=Hinting):
         with self._changing, search.changing():
             self._look()
             known = None if ids is None else search.num_stored + search.num_added
-            added = []
+            added: dict[str, Passage] = {}
             if passages is not None:
-                added = list(passages_of(passages, dict(search.kinds), known=known))
-            keys = [str(passage.id) for passage in added]
-            wanted = keys if ids is None else list(ids)
+                given = passages_of(passages, dict(search.kinds), known=known)
+                added = {str(passage.id): passage for passage in given}
+            wanted = list(added if ids is None else ids)
             gone = search.get(wanted)
             if unknown := [key for key in wanted if key not in gone]:
                 raise InputError(f"the id {unknown[0]!r} is not in the corpus", expected="ids of passages")
-            if ids is not None and (again := sorted(search.get(keys))):
+            if ids is not None and (again := sorted(search.get(added))):
                 line = "update(passages) replaces passages"
                 raise InputError(
                     f"the id {again[0]!r} is already in the corpus", expected="new ids", hint=line
@@ -210,10 +210,10 @@ class Retriever(metaclass=Hinting):
             vectors = None
             if "dense" in self.modes:
                 dense: Any = self.sides("dense")["dense"]
-                vectors = dense.encode_passages([search.as_encoded(passage) for passage in added])
+                vectors = dense.encode_passages([search.as_encoded(passage) for passage in added.values()])
             for side in list(self._sides.values()):
                 living(side, search.sources)
-            change = Change(list(gone.values()), added, vectors)
+            change = Change(gone, added, vectors)
             search.store(change)
             with self._alone():
                 self._apply(change)
@@ -251,7 +251,7 @@ class Retriever(metaclass=Hinting):
             living(side, self.searched.sources).change(*change)
         for kinds, fields in list(self._fields.items()):
             try:
-                fields.change(change.gone, change.added)
+                fields.change(change.gone, change.added.values())
             except InputError:  # they are read again, and refused, when a search names them
                 del self._fields[kinds]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -113,10 +113,11 @@ def search_settings(
 
 
 class Change(NamedTuple):
-    """Passages that go and passages that come, one after the other, with the vectors (n, D) of the latter."""
+    """Passages that go and passages that come, one after the other, by their ids, with the vectors (n, D) of the
+    latter."""
 
-    gone: Sequence[Passage]
-    added: Sequence[Passage]
+    gone: Mapping[str, Passage]
+    added: Mapping[str, Passage]
     vectors: np.ndarray | None
 
 
@@ -212,7 +213,7 @@ class StoredSearch:
         self.num_stored = side.index.num_passages
         if self.gone or self.added:
             gone = self.passages.get(self.gone)
-            living(side, self.sources).change(gone.values(), list(self.added.values()), self._stacked())
+            living(side, self.sources).change(gone, self.added, self._stacked())
         return side
 
     def index_to_filter(self, side: Any) -> Index | None:
@@ -300,8 +301,8 @@ class StoredSearch:
         assert self.journal is not None
         for record in self.journal.read():
             try:
-                gone = list(self.get(record["gone"]).values())
-                added = [passage_of(one) for one in record["added"]]
+                gone = self.get(record["gone"])
+                added = {str(passage.id): passage for passage in map(passage_of, record["added"])}
                 coded = base64.b64decode(record["vectors"])
                 vectors = np.frombuffer(coded, dtype="<f4").reshape(len(added), -1) if coded else None
             except (KeyError, TypeError, ValueError) as error:
@@ -314,28 +315,26 @@ class StoredSearch:
         if self.journal is None:
             return
         if self.journal.end > self._most_bytes:  # most of what it holds may be out of date
-            record = _as_record(list(self.gone), list(self.added.values()), self._stacked())
+            record = _as_record(self.gone, self.added, self._stacked())
             self.journal.rewrite(record | {"earlier": self.num_added - len(self.added)})
             self._most_bytes = max(_LARGE_JOURNAL, 2 * self.journal.end)
-        gone = [str(passage.id) for passage in change.gone]
-        self.journal.append(_as_record(gone, change.added, change.vectors))
+        self.journal.append(_as_record(change.gone, change.added, change.vectors))
 
     def _stacked(self) -> np.ndarray | None:
         return np.array(list(self.vectors.values())) if self.vectors else None
 
     def apply(self, change: Change) -> None:
         """Takes up a change, except in the sides that are open."""
-        ids = [str(passage.id) for passage in change.added]
-        for passage in change.gone:
-            if self.added.pop(str(passage.id), None) is None:
-                self.gone.add(str(passage.id))
-            self.vectors.pop(str(passage.id), None)
-        self.added |= zip(ids, change.added, strict=True)
-        self.num_added += len(ids)
+        for key in change.gone:
+            if self.added.pop(key, None) is None:
+                self.gone.add(key)
+            self.vectors.pop(key, None)
+        self.added |= change.added
+        self.num_added += len(change.added)
         if change.vectors is not None and self.journal is not None:
-            self.vectors |= zip(ids, change.vectors, strict=True)
+            self.vectors |= zip(change.added, change.vectors, strict=True)
         if "kinds" in vars(self):
-            note_kinds(self.kinds, change.added)
+            note_kinds(self.kinds, change.added.values())
 
     def _config(self, *, is_exact: bool = False) -> RetrievalConfig:
         """Returns the settings for ``dpr retrieve``, checked; with exact search in place of the index if
@@ -468,10 +467,12 @@ def build_in(
     made.write(folder)
 
 
-def _as_record(gone: list[str], added: Sequence[Passage], vectors: np.ndarray | None) -> dict[str, Any]:
+def _as_record(
+    gone: Iterable[str], added: Mapping[str, Passage], vectors: np.ndarray | None
+) -> dict[str, Any]:
     coded = b"" if vectors is None else vectors.astype("<f4").tobytes()
     return {
-        "gone": gone,
-        "added": [record_of(passage) for passage in added],
+        "gone": list(gone),
+        "added": [record_of(passage) for passage in added.values()],
         "vectors": base64.b64encode(coded).decode(),
     }
