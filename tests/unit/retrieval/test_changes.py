@@ -156,6 +156,27 @@ def test_another_process_sees_the_changes(
         Retriever.open(tmp_path / "run")
 
 
+def test_changes_that_are_joined_while_another_process_looks_are_taken_up(tmp_path: Path) -> None:
+    ours = Retriever.build(None, ROWS, folder=tmp_path / "run")
+    theirs = Retriever.open(tmp_path / "run")
+    ours.add([{"id": "e", "text": "zebra"}])
+    assert theirs.search("zebra")
+    journal: Any = theirs.searched.journal
+    joined = journal.was_rewritten
+
+    def was_rewritten() -> bool:
+        before: bool = joined()
+        ours.searched._most_bytes = 10
+        ours.add(["okapi"])  # joins the changes first
+        journal.was_rewritten = joined
+        return before
+
+    journal.was_rewritten = was_rewritten
+    ours.delete("e")
+    theirs.search("ka")
+    assert theirs.search("okapi") and not theirs.search("zebra") and len(theirs) == 5
+
+
 def test_damage_among_the_changes_is_reported_until_it_is_mended(tmp_path: Path) -> None:
     """Otherwise a search would leave out what follows it, and the next change would delete that."""
     ours = Retriever.build(None, ROWS, folder=tmp_path / "run")
