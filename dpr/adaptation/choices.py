@@ -13,13 +13,13 @@ from dpr.adaptation.stages import AdaptFolder
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import json_sha256
 from dpr.formats.run_folders import resolve_checkpoint
-from dpr.indexer.registry import Index
-from dpr.indexer.settings import DEFAULT_WEIGHT
+from dpr.indexer.registry import Index, IndexChoice
+from dpr.indexer.settings import DEFAULT_WEIGHT, Bm25Settings
 from dpr.models.folders.layouts import layout_of
 from dpr.models.sources import files_of_model, local_model
 from dpr.retrieval.search_json import SearchSettings
 from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
-from dpr.retrieval.sides import index_choice, open_text_index
+from dpr.retrieval.sides import open_text_index
 from dpr.retrieval.sources import resolve_passage_sources
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import read_manifest, remove_folder
@@ -196,7 +196,7 @@ def open_bm25(out: Path, corpus: Path) -> Index:
     """Opens the index of BM25 in the folder ``out``, or builds it."""
     passages = resolve_passage_sources([str(corpus)], {})
     words = out / "bm25_index"
-    choice = index_choice(IndexerConfig(kind="bm25"))
+    choice = IndexChoice("bm25", Bm25Settings())
     try:
         return open_text_index(choice, passages, str(words))
     except InputError:  # an index of earlier texts, or damaged
@@ -213,7 +213,7 @@ def write_search(out: Path, corpus: Path, weight: float | None, *, vectors: str 
     passages = resolve_passage_sources([str(corpus)], {})
     words = str(out / "bm25_index")
     if weight is None:
-        search = SearchSettings(passages=passages, bm25_index_path=words, indexer={"kind": "bm25"})
+        search = SearchSettings(passages=passages, bm25_index_path=words, indexer=IndexerConfig(kind="bm25"))
     else:
         search = SearchSettings(
             model_file=str(AdaptFolder(out).model),

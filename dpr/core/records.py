@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -191,6 +191,12 @@ def rows_of(given: Any) -> Any:
     if hasattr(given, "columns") and hasattr(given, "to_dict"):
         return given.astype(object).where(given.notna(), None).to_dict("records")
     return given
+
+
+def items_of(given: Any) -> list[Any] | None:
+    """Returns several items, or the rows of a table, as a list; None for a single one."""
+    rows = rows_of(given)
+    return list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping) else None
 
 
 def json_value(value: Any) -> Any:

@@ -9,14 +9,14 @@ kinds, and a token store compares them with its own texts whenever it is opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage, rows_of
+from dpr.core.records import Passage, items_of
 from dpr.data.settings import TextSettings
 
 SPACED_TITLE = "{title} {text}"
@@ -56,10 +56,9 @@ def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: st
     another kind."""
     if isinstance(given, kinds):
         return [given]
-    given = rows_of(given)
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+    items = items_of(given)
+    if items is None:
         raise TypeError(f"{method} takes {expected}, or a list of them, not {type(given).__name__}")
-    items = list(given)
     for index, item in enumerate(items):
         if not isinstance(item, kinds):
             raise TypeError(

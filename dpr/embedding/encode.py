@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from dpr.core.batch import TokenBatch
-from dpr.core.compute_settings import autocast
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.source import PassageSource, StoredSource
 from dpr.formats.vector_shards import VectorShard
+from dpr.models.several_devices import EncodingOptions
 from dpr.models.towers import Towers
 
 logger = get_logger(__name__)
@@ -73,15 +73,8 @@ def encode_tokens(
     sequences. The batches are a function of the lengths alone, so on one machine the same sequences always
     give the same bits.
     """
-    with autocast(model.device, precision):
-        vectors = model.encode_batch(
-            tokens,
-            encoder_type=encoder_type,
-            batch_tokens=batch_tokens,
-            max_sequences=batch_size,
-            on_batch=on_batch,
-        )
-    return vectors.float().cpu().numpy()
+    options = EncodingOptions(encoder_type, batch_tokens, batch_size, precision)
+    return options.vectors(model, tokens, on_batch).cpu().numpy()
 
 
 def encode_within_memory(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,37 +138,34 @@ def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> Pass
     except OSError as error:  # no such folder, or no room in it
         logger.warning("%s is read from its beginning each time: %s", source.file, error)
         return source
-    return StoredSource(
-        **{item.name: getattr(source, item.name) for item in fields(PassageSource)}, store=store
-    )
+    return StoredSource(**asdict(source), store=store)
 
 
 _READING = ("id_col", "text_col", "title_col")
 
 
-def corpora_of(stated: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the distinct corpora that the metadata of vectors name. Vectors of other programs name none,
-    nor do those of versions that did not hash the whole corpus."""
-    names = ("corpus", "corpus_fingerprint", *_READING)
-    complete = (one for one in stated if isinstance(one, Mapping) and all(name in one for name in names))
-    corpora = [{name: metadata[name] for name in names} for metadata in complete]
-    return [corpus for index, corpus in enumerate(corpora) if corpus not in corpora[:index]]
-
-
 def require_corpora(
-    corpora: Iterable[Mapping[str, Any]], sources: Sequence[PassageSource], *, file: str | Path | None
-) -> None:
+    stated: Iterable[Any], sources: Sequence[PassageSource], *, file: str | Path | None
+) -> list[dict[str, Any]]:
     """Checks that the texts to be shown or scored are those from which the vectors, or an index of them, were
-    made. Every command that uses both texts and vectors calls it.
+    made, and returns these corpora. Every command that uses both texts and vectors calls it.
 
     Args:
-        corpora: the result of ``corpora_of``. All of them must be among ``sources``, which may hold more.
+        stated: metadata of vectors, which name their corpora. Vectors of other programs name none, nor do those of
+            versions that did not hash the whole corpus. All of them must be among ``sources``, which may hold more.
         file: the vectors, for the message.
 
     Raises:
         InputError: the vectors are of a corpus that is not given, has changed since, or is read by other
             columns.
     """
+    known = ("corpus", "corpus_fingerprint", *_READING)
+    corpora: list[dict[str, Any]] = []
+    for metadata in stated:
+        if isinstance(metadata, Mapping) and all(name in metadata for name in known):
+            corpus = {name: metadata[name] for name in known}
+            if corpus not in corpora:
+                corpora.append(corpus)
     ours = [source.identity() for source in sources]
     compared = ("corpus_fingerprint", *_READING)
     for corpus in corpora if ours else ():
@@ -181,3 +178,4 @@ def require_corpora(
                 hint="embed the corpus again as it is now, or name the file that was embedded, and its columns by"
                 " ctx_sources.<name>.id_col, text_col and title_col",
             )
+    return corpora

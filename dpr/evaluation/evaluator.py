@@ -98,7 +98,7 @@ class Evaluator:
         Raises:
             InputError: no question has a relevant passage.
         """
-        run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
+        run = self.by_id(rankings)
         names = self.metrics or metric_names(self.num_docs)
         metrics: dict[str, float] = {}
         values: dict[str, dict[str, float]] = {}
@@ -132,6 +132,10 @@ class Evaluator:
 
         return Judged(metrics, values, right, has_answer)
 
+    def by_id(self, rankings: Sequence[Ranking]) -> dict[str, Ranking]:
+        """Returns rankings by question id."""
+        return {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
+
     def relevant(self) -> set[str]:
         """Returns the ids of all passages judged relevant."""
         listed = (self.qrels or {}).values()
@@ -153,11 +157,11 @@ class Evaluator:
             logger.info("judgements: %s", gaps)
         found_themselves: list[str] = []
         is_any_right = False
-        for question, ranking in zip(self.questions, rankings, strict=True):
-            grades = self.qrels.get(question.id, {})
+        for question, ranking in self.by_id(rankings).items():
+            grades = self.qrels.get(question, {})
             is_any_right |= any(grades.get(key, 0) > 0 for key, _ in ranking)
-            if ranking and ranking[0][0] == question.id and grades.get(question.id, 0) <= 0:
-                found_themselves.append(question.id)
+            if ranking and ranking[0][0] == question and grades.get(question, 0) <= 0:
+                found_themselves.append(question)
         if own and found_themselves:
             logger.warning(
                 "the first hit of %d of %d questions has the question's own id, e.g. %r; if"
@@ -206,7 +210,7 @@ class Evaluator:
         """Returns one line on what rankings and judgements lack of each other; empty if that is nothing."""
         qrels = self.qrels or {}
         judged = with_relevant(qrels)
-        found = {question.id for question, ranking in zip(self.questions, rankings, strict=True) if ranking}
+        found = {question for question, ranking in self.by_id(rankings).items() if ranking}
         counts = {
             "without judgements left out": sum(question.id not in qrels for question in self.questions),
             "without a relevant passage left out": len(qrels) - len(judged),

@@ -4,13 +4,11 @@ present passages, bit for bit."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
-from dpr.core.records import Passage
 from dpr.formats.arrays import ArraySource
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids, is_among
@@ -35,17 +33,16 @@ class LivingVectors(ExactIndex):
         of_base = 0 if self.base is None else self.base.num_passages
         return of_base - len(self._gone) + len(self._new)
 
-    def change(self, gone: Iterable[Passage], added: Sequence[Passage], vectors: np.ndarray | None) -> None:
-        """Removes passages that are there, then adds passages with their ``vectors`` (n, D) float32."""
-        for passage in gone:
-            if self._new.pop(str(passage.id), None) is None:
-                self._gone.add(str(passage.id))
+    def change(self, gone: Iterable[str], added: Collection[str], vectors: np.ndarray | None) -> None:
+        """Removes passages that are there, by their ids, then adds passages with their ``vectors`` (n, D) float32."""
+        for key in gone:
+            if self._new.pop(key, None) is None:
+                self._gone.add(key)
         if vectors is not None:
-            ids = [str(passage.id) for passage in added]
             if self.base is None:
-                self.base = ExactIndex([ArraySource(encode_ids(ids), vectors)], device=self.device)
+                self.base = ExactIndex([ArraySource(encode_ids(list(added)), vectors)], device=self.device)
             else:
-                self._new |= zip(ids, vectors, strict=True)
+                self._new |= zip(added, vectors, strict=True)
         self.sources = []
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
@@ -64,10 +61,8 @@ class LivingVectors(ExactIndex):
             depth *= 4  # too many of the best ones are gone
         return best.result()
 
-    def among(self, ids: np.ndarray) -> LivingVectors:
-        view = copy.copy(self)
-        view._chosen = ids
-        view._longest = {}
+    def among(self, ids: np.ndarray) -> ExactIndex:
+        view: Any = super().among(ids)
         if self.base is not None:
             view.base = self.base.among(ids[~is_among(ids, encode_ids(sorted(self._gone)))])
         return view

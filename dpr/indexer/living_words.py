@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ class LivingWords(Bm25Index):
         self._built_ids = built._ids
         self._counts, self._lengths = built.frequencies
         self._num_words = int(self._lengths.sum(dtype=np.int64))
-        self._num_passages = len(built._ids)
         self._more_holders: Counter[str] = Counter()
         self._gone: set[str] = set()  # passages of the index that was built
         self._new: dict[str, Counter[str]] = {}  # words of the others
@@ -37,22 +36,21 @@ class LivingWords(Bm25Index):
 
     @property
     def num_passages(self) -> int:
-        return self._num_passages
+        return len(self._built_ids) - len(self._gone) + len(self._new)
 
-    def change(self, gone: Iterable[Passage], added: Iterable[Passage], vectors: Any = None) -> None:
+    def change(self, gone: Mapping[str, Passage], added: Mapping[str, Passage], vectors: Any = None) -> None:
         """Removes passages that are there, whose texts are those that were indexed, then adds passages."""
-        for passage in gone:
+        for key, passage in gone.items():
             self._count(passage, -1)
-            if self._new.pop(str(passage.id), None) is None:
-                self._gone.add(str(passage.id))
-        for passage in added:
-            self._new[str(passage.id)] = self._count(passage, 1)
+            if self._new.pop(key, None) is None:
+                self._gone.add(key)
+        for key, passage in added.items():
+            self._new[key] = self._count(passage, 1)
         self._is_folded = False
 
     def _count(self, passage: Passage, sign: int) -> Counter[str]:
         """Returns the words of a passage, which add to those of all passages or go."""
         counts = Counter(lexical_tokens(f"{passage.title} {passage.text}", is_passage=True))
-        self._num_passages += sign
         self._num_words += sign * counts.total()
         self._more_holders.update(dict.fromkeys(counts, sign))
         return counts
@@ -81,11 +79,11 @@ class LivingWords(Bm25Index):
         for word in dict.fromkeys(lexical_tokens(question)):
             if not (holders := self._num_holders(word)):
                 continue
-            weight = np.float32(math.log(1 + (self._num_passages - holders + 0.5) / (holders + 0.5)))
+            weight = np.float32(math.log(1 + (self.num_passages - holders + 0.5) / (holders + 0.5)))
             listed = self._holders(word)
             rows = self._engine.scores["indices"][listed]
             new = np.array([counts[word] for counts in self._new.values()], dtype=np.int64)
-            mean = self._num_words / self._num_passages
+            mean = self._num_words / self.num_passages
             for places, often, size in (
                 (rows, self._counts[listed], self._lengths[rows]),
                 (slice(len(self._lengths), None), new, self._new_lengths),

@@ -137,6 +137,11 @@ def to_rankings(result: SearchResult) -> list[Ranking]:
     ]
 
 
+def ids_in(rankings: Iterable[Ranking]) -> set[str]:
+    """Returns the ids of all passages in rankings."""
+    return {passage for ranking in rankings for passage, _ in ranking}
+
+
 def fuse_linear(
     first: Sequence[Ranking], second: Sequence[Ranking], *, weight: float, k: int
 ) -> list[Ranking]:

@@ -103,8 +103,7 @@ class IndexStore:
             "%s index of %d passages built in %.1f s", kind, index.num_passages, time.monotonic() - start
         )
         if index.reads == "vectors":
-            queries = questions() if questions is not None else np.zeros((0, 0))
-            if len(queries):
+            if questions is not None and len(queries := questions()):
                 queries = queries[held_back(len(queries))]
                 exact = index_class("exact").build(corpus, None, device=self.device)
                 truth = exact.search(queries, DEPTH)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,17 @@ from dpr.formats.question_sets import read_qrels, read_questions, require_judged
 from dpr.formats.results import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.jobs.retrieve import passages_in, require_relevant
+from dpr.indexer.ranking import ids_in
+from dpr.indexer.registry import IndexChoice
+from dpr.jobs.retrieve import require_relevant
 from dpr.models.biencoder import BiEncoder
 from dpr.models.properties import mention_bf16
 from dpr.retrieval.dense import DenseSide
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.rankings import facts_of, rankings_of
 from dpr.retrieval.search_json import SEARCH_JSON, SearchSettings
-from dpr.retrieval.settings import EvaluateConfig, IndexerConfig
-from dpr.retrieval.sides import Fusion, Side, WordSide, index_choice, open_text_index
+from dpr.retrieval.settings import EvaluateConfig
+from dpr.retrieval.sides import Fusion, Side, WordSide, open_text_index
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, write_json
@@ -154,7 +157,7 @@ def _evaluate_set(
     queries = [form.query_text(question.text) for question in questions]
     sides: dict[str, Side] = {}
     if config.needs_words:
-        choice = index_choice(IndexerConfig(kind="bm25", **asdict(config.bm25)))
+        choice = IndexChoice("bm25", config.bm25)
         name = _cached(f"{test_set.name}-bm25", [content_sha256(source.file), choice.metadata()])
         sides["bm25"] = WordSide(open_text_index(choice, [source], str(cache / name)))
     if model is not None:
@@ -178,8 +181,8 @@ def _evaluate_set(
         skip_same_id=options.skip_same_id,
     )
 
-    needed = [ranking for listed in rankings.values() for ranking in listed] if evaluator.answer_match else []
-    passages = require_passages([source], passages_in(needed))
+    needed = chain.from_iterable(rankings.values()) if evaluator.answer_match else ()
+    passages = require_passages([source], ids_in(needed))
     own = "skip_same_id: true in the set's entry leaves out hits with a question's own id"
     evaluator.check(rankings[config.systems[-1]], own=own)
     texts = [form.text(question.text) for question in questions]
@@ -191,8 +194,7 @@ def _evaluate_set(
             evaluator.write_report(folder / f"{system}.json", facts, texts, judged)
         try:
             for system, listed in rankings.items():
-                by_id = {question.id: hits for question, hits in zip(questions, listed, strict=True)}
-                write_trec_run(folder / f"{system}.run", by_id, system)
+                write_trec_run(folder / f"{system}.run", evaluator.by_id(listed), system)
             if qrels is not None:
                 write_qrels(folder / "qrels.txt", qrels)
         except InputError as error:

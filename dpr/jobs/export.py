@@ -9,7 +9,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
-from dpr.embedding.source import corpora_of, require_corpora
+from dpr.embedding.source import require_corpora
 from dpr.export.folders import export_folder, write_adapters, write_once
 from dpr.export.lancedb import load_lance
 from dpr.export.model_card import CardMetadata
@@ -119,9 +119,8 @@ def _fill_store(config: ExportConfig) -> None:
     rows = VectorRows(shards, sources, config.metadata_kinds())
     if not rows.num_rows:
         raise InputError("no vectors", file=", ".join(config.vector_patterns()))
-    require_corpora(
-        corpora_of(shard.metadata for shard in shards), sources, file=", ".join(config.vector_patterns())
-    )
+    stated = [shard.metadata for shard in shards]
+    require_corpora(stated, sources, file=", ".join(config.vector_patterns()))
     if not _STORES[config.to](rows, out, config.table):
         logger.info("%s has all %d vectors already: nothing to do", config.to, rows.num_rows)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dpr.evaluation.ranking_metrics import (
 )
 from dpr.formats.question_sets import read_qrels, require_judged
 from dpr.formats.results import write_results, write_trec_run
-from dpr.indexer.ranking import Ranking, fuse_linear
+from dpr.indexer.ranking import fuse_linear, ids_in
 from dpr.indexer.settings import DEFAULT_WEIGHT
 from dpr.models.settings import GivenTextSettings
 from dpr.models.sources import local_model
@@ -124,7 +124,7 @@ def run(config: RetrievalConfig) -> None:
                     f"tune_metric={config.tune_metric} is not measured here; choose one of"
                     f" {', '.join(names) or 'none'}"
                 )
-            hits = passages_in(found["dense"] + found["bm25"]) if answer_match else set()
+            hits = ids_in(found["dense"] + found["bm25"]) if answer_match else set()
             matched = require_passages(sources, hits)
             for weight in counted(WEIGHTS, "choosing the weight", unit="weights"):
                 fused = fuse_linear(found["dense"], found["bm25"], weight=weight, k=config.n_docs)
@@ -141,7 +141,7 @@ def run(config: RetrievalConfig) -> None:
 
     passages = None
     if sources and (config.out_file or answer_match):
-        passages = require_passages(sources, passages_in(rankings))
+        passages = require_passages(sources, ids_in(rankings))
     evaluator.check(rankings, own="skip_same_id=true leaves out hits with a question's own id")
     judged = evaluator.evaluate(rankings, passages)
 
@@ -170,7 +170,7 @@ def run(config: RetrievalConfig) -> None:
             model_file=None if reads_words else str(local_model(str(config.model_file))),
             encoded_ctx_files=config.vector_patterns(),
             passages=sources,
-            indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
+            indexer=config.indexer if is_kept else replace(config.indexer, kind="exact", options={}),
             index_path=config.index_path,
             bm25_index_path=config.bm25_index_path,
             hybrid=config.hybrid,
@@ -186,8 +186,7 @@ def run(config: RetrievalConfig) -> None:
         )
         search.write(Path(config.search_folder))
     if config.trec_run_file:  # last, because it cannot hold every id
-        run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
-        write_trec_run(config.trec_run_file, run)
+        write_trec_run(config.trec_run_file, evaluator.by_id(rankings))
         logger.info("run written to %s", config.trec_run_file)
 
     metrics = judged.metrics
@@ -204,8 +203,3 @@ def require_relevant(evaluator: Evaluator, sources: Sequence[PassageSource]) -> 
     if sources and (first := next(sources[0].read(), None)):
         found = find_passages(sources, evaluator.relevant())
         evaluator.require_relevant(found, f"the corpus begins with {first.id!r}", file=sources[0].file)
-
-
-def passages_in(rankings: Sequence[Ranking]) -> set[str]:
-    """Returns the ids of all passages in the rankings."""
-    return {passage for ranking in rankings for passage, _ in ranking}

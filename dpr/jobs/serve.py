@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.machine import require
@@ -22,10 +22,7 @@ def run(config: ServeSettings) -> int:
     from dpr.serving.engine import open_runs
     from dpr.serving.server import serve
 
-    def make(token: str | None, on_failure: Callable[[Exception], None]) -> Any:
-        return make_app(config, lambda: open_runs(runs, config), token=token, on_failure=on_failure)
-
-    return serve(config, make)
+    return serve(config, partial(make_app, config, lambda: open_runs(runs, config)))
 
 
 def named(given: Sequence[str]) -> dict[str, Path]:

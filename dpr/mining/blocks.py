@@ -65,9 +65,6 @@ class BlockJob(ABC):
         self.work = self.out.with_name(f"{self.out.name}.{self.name}")
         self._corpus: MiningCorpus | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_corpus": None}  # open files cannot be sent
-
     @property
     def corpus(self) -> MiningCorpus:
         if self._corpus is None:

@@ -25,7 +25,7 @@ from dpr.data.words import words_of
 from dpr.embedding.encode import default_batch_tokens, encode_tokens, fit_to_vectors, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import CheckpointEncoderConfig, EmbedConfig
-from dpr.embedding.source import PassageSource, StoredSource, corpora_of, require_corpora
+from dpr.embedding.source import PassageSource, StoredSource, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.id_hashes import HashIndex, mapped_hashes
 from dpr.formats.stored_training_set import TrainingSet
@@ -70,6 +70,9 @@ class MiningCorpus:
                     written.write(text_hash(plain(passage.text)).to_bytes(8, "little"))
                 HashIndex.write(folder / "rows.npy", mapped_hashes(written))
         self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MiningCorpus, (self.file, self.work)  # open files cannot be sent
 
     def id_at(self, row: int) -> str:
         """Returns the id of a row of the corpus, as searches return it."""
@@ -167,8 +170,7 @@ class LexicalSearch:
 
     def prepare(self, corpus: MiningCorpus) -> None:
         """Writes missing files to the corpus's work folder, before several processes need them."""
-        self._file = corpus.file
-        self._work = corpus.work
+        self._corpus = corpus
         self._opened: Any = None
         self._index()
 
@@ -185,13 +187,13 @@ class LexicalSearch:
 
     def _index(self) -> Any:
         def texts() -> IndexTexts:
-            store = MiningCorpus(self._file, self._work).texts
+            store = self._corpus.texts
             return IndexTexts(
                 store.ids(), (f"{passage.title} {passage.text}" for passage in store.passages())
             )
 
         if self._opened is None:
-            self._opened = IndexStore(self._choice, self._work / "index").load_or_build(texts)
+            self._opened = IndexStore(self._choice, self._corpus.work / "index").load_or_build(texts)
         return self._opened
 
 
@@ -342,8 +344,8 @@ def dense_search(
     shards = open_shards(vectors) if vectors else []
     fit_to_vectors(model, shards, model_file=f"model_file={model_file}")
     if corpus is not None:
-        made_of = corpora_of(shard.metadata for shard in shards)
-        require_corpora(made_of, [PassageSource(corpus)], file=", ".join(vectors))
+        stated = [shard.metadata for shard in shards]
+        require_corpora(stated, [PassageSource(corpus)], file=", ".join(vectors))
     for shard in shards:
         if stored := shard.metadata.get("passage_prefix"):
             hint = f"embed the corpus with encoder.passage_prompt={stored!r}, and name it here too"

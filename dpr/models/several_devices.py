@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,6 @@ from dpr.core.compute_settings import autocast
 from dpr.core.errors import LostRankError, first_line
 from dpr.core.stopping import end_with_parent
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
-from dpr.models.settings import TowerOptions
 from dpr.models.towers import Towers
 
 _PARTS_PER_PROCESS = 8  # a slow device gets fewer of them
@@ -38,7 +38,7 @@ class EncodingOptions(NamedTuple):
     precision: str
 
     def vectors(
-        self, model: Towers, tokens: TokenBatch, on_batch: Callable[[int, int], None]
+        self, model: Towers, tokens: TokenBatch, on_batch: Callable[[int, int], None] | None
     ) -> torch.Tensor:
         """Returns the vectors (N, D) float32 of ``tokens`` on the model's device."""
         with autocast(model.device, self.precision) if self.precision else nullcontext():
@@ -85,11 +85,13 @@ def encode_on_devices(
     processes: list[BaseProcess] = []
     running: dict[Any, np.ndarray] = {}
     with TemporaryDirectory() as folder:
-        model.save(Path(folder, "model"))
+        file = Path(folder, "model")
+        model.save(file)
+        opened = partial(load, file, options=model.options)
         try:
             for name in names:
                 here, there = context.Pipe()
-                given = (there, load, Path(folder, "model"), model.options, name, dtype, threads, options)
+                given = (there, opened, name, dtype, threads, options)
                 process = context.Process(target=_serve, args=given, daemon=True)
                 with _started_apart():
                     process.start()
@@ -131,9 +133,7 @@ def _send(connection: Connection, tokens: TokenBatch, rows: np.ndarray) -> None:
 
 def _serve(
     connection: Connection,
-    load: Callable[..., Towers],
-    folder: Path,
-    tower_options: TowerOptions,
+    opened: Callable[..., Towers],
     device: str,
     dtype: torch.dtype,
     threads: int,
@@ -143,10 +143,10 @@ def _serve(
     end_with_parent()
     torch.set_num_threads(threads)
     try:
-        model = load(folder, device, options=tower_options).to(dtype)
+        model = opened(device).to(dtype)
         while True:
             tokens = TokenBatch(*map(torch.from_numpy, connection.recv()))
-            connection.send(options.vectors(model, tokens, lambda *_: None).cpu().numpy())
+            connection.send(options.vectors(model, tokens, None).cpu().numpy())
     except Exception as error:
         with suppress(ConnectionError):  # the other process has ended
             connection.send(f"{device}: {type(error).__name__}: {first_line(error)}")

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from dpr.embedding.encode import (
     fit_to_vectors,
     tokenize_passages,
 )
-from dpr.embedding.source import PassageSource, corpora_of, require_corpora
+from dpr.embedding.source import PassageSource, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.ranking import Ranking, to_rankings
@@ -52,62 +53,46 @@ def question_batch(model: BiEncoder, questions: Sequence[str], form: QuestionFor
     )
 
 
-def encode_questions(
-    model: BiEncoder,
-    questions: Sequence[str],
-    form: QuestionForm,
-    *,
-    batch_size: int = 128,
-    seconds: defaultdict[str, float] | None = None,
-) -> np.ndarray:
-    """Returns question vectors (Q, D) float32, in the order given. ``form`` has been agreed with the model.
-    Times are added to ``seconds``."""
-    if not questions:
-        return np.zeros((0, model.dimension), dtype=np.float32)
-    start = time.perf_counter()
-    tokens = question_batch(model, questions, form)
-    tokenised = time.perf_counter()
-    progress = ProgressBar("encoding questions", len(questions), unit="questions")
-    try:
-        vectors = encode_tokens(
-            model,
-            tokens,
-            encoder_type=form.encoder_type,
-            batch_tokens=BATCH_TOKENS,
-            batch_size=batch_size,
-            on_batch=progress.advance,
-        )
-    finally:
-        progress.close()
-    if seconds is not None:
-        seconds["tokenise"] += tokenised - start
-        seconds["inference"] += time.perf_counter() - tokenised
-    return vectors
-
-
 class DenseSide:
-    """A bi-encoder's question tower and an index of its passage vectors. ``seconds`` are spent in ``tokenise``
-    and ``inference``."""
+    """A bi-encoder's question tower and an index of its passage vectors, which may be set later. ``seconds`` are spent
+    in ``tokenise`` and ``inference``."""
 
     def __init__(
         self,
         model: BiEncoder,
-        index: Index,
+        index: Any = None,
         *,
         form: QuestionForm | None = None,
         batch_size: int = 128,
     ) -> None:
         self.model = model
-        self.index = index
+        self.index: Index = index
         self.form = (form or QuestionForm()).agreed(model.tensorizer.text)
         self.batch_size = batch_size
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
         """Returns question vectors (Q, D) float32, in the order given."""
-        return encode_questions(
-            self.model, questions, self.form, batch_size=self.batch_size, seconds=self.seconds
-        )
+        if not questions:
+            return np.zeros((0, self.model.dimension), dtype=np.float32)
+        start = time.perf_counter()
+        tokens = question_batch(self.model, questions, self.form)
+        tokenised = time.perf_counter()
+        progress = ProgressBar("encoding questions", len(questions), unit="questions")
+        try:
+            vectors = encode_tokens(
+                self.model,
+                tokens,
+                encoder_type=self.form.encoder_type,
+                batch_tokens=BATCH_TOKENS,
+                batch_size=self.batch_size,
+                on_batch=progress.advance,
+            )
+        finally:
+            progress.close()
+        self.seconds["tokenise"] += tokenised - start
+        self.seconds["inference"] += time.perf_counter() - tokenised
+        return vectors
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray | None:
         """Returns passage vectors (n, D) float32, in the order given, bitwise those of ``dpr embed``; None for no
@@ -149,14 +134,11 @@ def open_dense(
             f"model_file is not set; indexer={kind} searches vectors, e.g. model_file=runs/first"
         )
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
-    agreed = form.agreed(model.tensorizer.text)
+    side = DenseSide(model, form=form, batch_size=config.batch_size)
     some = [questions[row] for row in held_back(len(questions))]
-
-    def queries() -> np.ndarray:
-        return encode_questions(model, some, agreed, batch_size=config.batch_size)
-
-    index = open_vector_index(config, model, sources, questions=queries if some else None)
-    return DenseSide(model, index, form=agreed, batch_size=config.batch_size)
+    measured_on = (lambda: side.encode(some)) if some else None
+    side.index = open_vector_index(config, model, sources, questions=measured_on)
+    return side
 
 
 def open_vector_index(
@@ -174,8 +156,8 @@ def open_vector_index(
     """
     patterns = config.vector_patterns()
     shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
-    corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
-    require_corpora(corpora, sources, file=", ".join(patterns))
+    stated: Any = [shard.metadata for shard in shards if isinstance(shard, VectorShard)]
+    corpora = require_corpora(stated, sources, file=", ".join(patterns))
 
     # Ids get the prefix of their passage source. Patterns and sources are paired in order, as in DPR.
     prefixes = [source.id_prefix for source in sources]
@@ -202,7 +184,7 @@ def open_vector_index(
     index = store.load_or_build((lambda: vectors) if shards else None, questions=questions)
     if folder is not None and not shards:
         stated = read_manifest(folder)["metadata"].get("corpora")
-        require_corpora(corpora_of(stated if isinstance(stated, list) else ()), sources, file=folder)
+        require_corpora(stated if isinstance(stated, list) else (), sources, file=folder)
     if shards and index.num_passages != (expected := sum(shard.num_vectors for shard in shards)):
         raise InputError(
             f"holds {index.num_passages} passages",

@@ -18,6 +18,7 @@ from dpr.evaluation.result import Evaluation
 from dpr.formats.corpora import given_passages
 from dpr.formats.question_sets import given_qrels, given_questions
 from dpr.formats.training_sets import open_training_set
+from dpr.indexer.ranking import ids_in
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.rankings import facts_of, rankings_of
 from dpr.retrieval.retriever import Retriever
@@ -126,8 +127,7 @@ def evaluate(
     rankings = found[mode]
 
     evaluator.check(rankings, own="skip_same_id=True leaves out hits with a question's own id")
-    hits = {key for ranking in rankings for key, _ in ranking}
-    result = evaluator.evaluate(rankings, None if judged else retriever.get(hits))
+    result = evaluator.evaluate(rankings, None if judged else retriever.get(ids_in(rankings)))
     if not result.metrics:
         raise ConfigError(f"metrics={wanted}: by answers, only accuracy is measured; give qrels")
     asked_texts = [normalize_question(question.text) for question in questions]
@@ -140,6 +140,6 @@ def evaluate(
         result.metrics,
         report,
         each=each,
-        run={question.id: ranking for question, ranking in zip(questions, rankings, strict=True)},
+        run=evaluator.by_id(rankings),
         shown=wanted or headline_names(result.metrics),
     )

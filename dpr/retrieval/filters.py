@@ -34,8 +34,8 @@ class PassageFields:
         self._codes = {name: np.empty(0, dtype=np.int32) for name in kinds}
         self.change((), passages)
 
-    def change(self, gone: Iterable[Passage], added: Iterable[Passage]) -> None:
-        """Removes passages, then adds passages. Raises as the constructor."""
+    def change(self, gone: Iterable[str], added: Iterable[Passage]) -> None:
+        """Removes the passages with these ids, then adds passages. Raises as the constructor."""
         ids = []
         codes = {name: array("i") for name in self._kinds}
         for passage in added:
@@ -49,7 +49,7 @@ class PassageFields:
                 known = self._values[name]
                 values = value if isinstance(value, tuple) else (value,)
                 codes[name].append(-1 if value is None else known.setdefault(values, len(known)))
-        is_kept = ~is_among(self._ids, encode_ids(sorted(str(passage.id) for passage in gone)))
+        is_kept = ~is_among(self._ids, encode_ids(sorted(gone)))
         self._ids = np.concatenate([self._ids[is_kept], encode_ids(ids)])
         for name, new in codes.items():
             self._codes[name] = np.concatenate([self._codes[name][is_kept], np.array(new, dtype=np.int32)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -87,10 +87,11 @@ class Hits(list[Hit]):
     probably no passage answers it. It is always False if words were not searched.
     """
 
-    def __init__(self, question: str, hits: Iterable[Hit] = (), *, seems_unanswered: bool = False) -> None:
-        super().__init__(hits)
+    seems_unanswered = False
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
         self.question = question
-        self.seems_unanswered = seems_unanswered
 
 
 class QuestionWords:

@@ -11,7 +11,7 @@ from dpr.core.errors import InputError
 from dpr.core.paths import user_path
 from dpr.core.records import MAX_ID_BYTES, Passage, rows_of
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
-from dpr.formats.corpora import given_passages, read_passages
+from dpr.formats.corpora import given_passages, passage_rows
 from dpr.formats.passage_metadata import kind_of, value_of
 from dpr.formats.passage_records import passage_of
 from dpr.formats.record_fields import PASSAGE_TEXTS, name_in
@@ -100,7 +100,7 @@ def note_kinds(kinds: Kinds, passages: Iterable[Passage]) -> None:
     """Adds the kinds of the fields of passages to those that are known."""
     for passage in passages:
         for name, value in (passage.metadata or {}).items():
-            if value is not None and (kind := kind_of(value)):
+            if kind := kind_of(value):
                 kinds.setdefault(name, kind)
 
 
@@ -144,8 +144,7 @@ def given_items(
         if has_records(file):
             found = ((f"{file}:{line}", record) for line, record in read_records(file))
         else:
-            numbered = enumerate(read_passages(file), 1)
-            found = ((f"{file}, passage {number}", passage) for number, passage in numbered)
+            found = ((f"{file}:{line}", passage) for line, passage, _ in passage_rows(file))
     else:
         rows = rows_of(passages)
         if isinstance(rows, Mapping) and not name_in(rows, PASSAGE_TEXTS):

@@ -19,20 +19,19 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import configure_by_default
 from dpr.core.other_names import Hinting, hint, missing, refuse
 from dpr.core.paths import user_path
-from dpr.core.records import MAX_ID_BYTES, Passage, json_value, rows_of
+from dpr.core.records import MAX_ID_BYTES, Passage, items_of, json_value
+from dpr.core.settings import listed
 from dpr.data.text import checked_items
 from dpr.formats.passage_metadata import kind_of
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.ranking import encode_ids, is_among
+from dpr.indexer.ranking import encode_ids, ids_in, is_among
 from dpr.indexer.registry import Index
 from dpr.retrieval.filters import PassageFields
 from dpr.retrieval.hits import LEAST_SHARE, Hit, Hits, Place
-from dpr.retrieval.memory_search import MemorySearch
 from dpr.retrieval.passages import Passages, passages_of
-from dpr.retrieval.search import Change, living
 from dpr.retrieval.settings import SEARCH_MODES
-from dpr.retrieval.sides import Fusion, Side
-from dpr.retrieval.stored_search import StoredSearch, search_settings
+from dpr.retrieval.sides import Fusion, Side, living
+from dpr.retrieval.stored_search import Change, MemorySearch, StoredSearch, build_in, search_settings
 
 if TYPE_CHECKING:
     from dpr.models.biencoder import BiEncoder
@@ -53,17 +52,18 @@ class Retriever(metaclass=Hinting):
 
     def __init__(
         self,
-        search: StoredSearch | MemorySearch,
+        search: StoredSearch,
         *others: Any,
         mode: str | None = None,
-        folder: Path | None = None,
     ) -> None:
-        if others or not isinstance(search, StoredSearch | MemorySearch):
+        if others or not isinstance(search, StoredSearch):
             raise ConfigError(f"Retriever() takes no model and no passages{hint('load')}")
         self.searched = search
         self.modes = search.modes
-        self.folder = folder
         self.mode = self._checked_mode(mode or search.mode)
+        self.kinds: Mapping[str, str] | None = None
+        """Fields that filters may name, and the kinds of their values; None = any field, of the kind of the value
+        that it is compared with."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; its reader may clear it."""
         self._lock = threading.RLock()
@@ -98,13 +98,12 @@ class Retriever(metaclass=Hinting):
             ConfigError: too little is named, or there are no files for the mode.
             InputError: files are missing or damaged, or do not belong together.
         """
-        files = [str(file) for file in ([corpus] if isinstance(corpus, str | Path) else corpus)]
-        shards = [vectors] if isinstance(vectors, str) else list(vectors)
+        files = list(map(str, listed(corpus)))
         at = None if folder is None else user_path(folder)
         settings = search_settings(
-            at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer
+            at, model=model, vectors=listed(vectors), corpus=files, weight=weight, indexer=indexer
         )
-        retriever = cls(StoredSearch(settings, device, pooling, at and at.absolute()), mode=mode, folder=at)
+        retriever = cls(StoredSearch(settings, device, pooling, at and at.absolute()), mode=mode)
         retriever.sides(retriever.mode)
         retriever._look()
         return retriever
@@ -137,7 +136,6 @@ class Retriever(metaclass=Hinting):
         """
         from dpr.core.distributed import resolve_device
         from dpr.models.biencoder import BiEncoder
-        from dpr.retrieval.stored_search import build_in
 
         refuse(others, "Retriever.build()")
         configure_by_default()  # embedding many passages takes minutes, and says how far it is
@@ -187,8 +185,8 @@ class Retriever(metaclass=Hinting):
         Raises:
             ConfigError, InputError: as ``add``, or an id is not in the corpus; nothing was deleted then.
         """
-        if listed := dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")):
-            self._change(None, listed)
+        if named := dict.fromkeys(checked_items(ids, (str,), "delete()", "an id")):
+            self._change(None, named)
 
     def _change(self, passages: Passages | None, ids: Iterable[str] | None) -> None:
         """Adds passages and deletes those with the ``ids``, which are those of ``passages`` if None."""
@@ -196,15 +194,15 @@ class Retriever(metaclass=Hinting):
         with self._changing, search.changing():
             self._look()
             known = None if ids is None else search.num_stored + search.num_added
-            added = []
+            added: dict[str, Passage] = {}
             if passages is not None:
-                added = list(passages_of(passages, dict(search.kinds), known=known))
-            keys = [str(passage.id) for passage in added]
-            wanted = keys if ids is None else list(ids)
+                given = passages_of(passages, dict(search.kinds), known=known)
+                added = {str(passage.id): passage for passage in given}
+            wanted = list(added if ids is None else ids)
             gone = search.get(wanted)
             if unknown := [key for key in wanted if key not in gone]:
                 raise InputError(f"the id {unknown[0]!r} is not in the corpus", expected="ids of passages")
-            if ids is not None and (again := sorted(search.get(keys))):
+            if ids is not None and (again := sorted(search.get(added))):
                 line = "update(passages) replaces passages"
                 raise InputError(
                     f"the id {again[0]!r} is already in the corpus", expected="new ids", hint=line
@@ -212,21 +210,23 @@ class Retriever(metaclass=Hinting):
             vectors = None
             if "dense" in self.modes:
                 dense: Any = self.sides("dense")["dense"]
-                vectors = dense.encode_passages([search.as_encoded(passage) for passage in added])
+                vectors = dense.encode_passages([search.as_encoded(passage) for passage in added.values()])
             for side in list(self._sides.values()):
-                living(side, search)
-            change = Change(list(gone.values()), added, vectors)
+                living(side, search.sources)
+            change = Change(gone, added, vectors)
             search.store(change)
             with self._alone():
                 self._apply(change)
 
     def _look(self) -> None:
         """Takes up the changes that other processes have stored, unless another thread is changing passages."""
-        if not self.searched.has_news() or not self._changing.acquire(blocking=False):
+        journal = self.searched.journal
+        if journal is None or not journal.has_news() or not self._changing.acquire(blocking=False):
             return
         try:
             with self._alone():
-                if self.searched.restart():
+                if journal.was_rewritten():
+                    self.searched.restart()
                     self._sides.clear()
                     self._fields.clear()
                 for change in self.searched.news():
@@ -248,10 +248,10 @@ class Retriever(metaclass=Hinting):
     def _apply(self, change: Change) -> None:
         self.searched.apply(change)
         for side in self._sides.values():
-            living(side, self.searched).change(*change)
+            living(side, self.searched.sources).change(*change)
         for kinds, fields in list(self._fields.items()):
             try:
-                fields.change(change.gone, change.added)
+                fields.change(change.gone, change.added.values())
             except InputError:  # they are read again, and refused, when a search names them
                 del self._fields[kinds]
 
@@ -296,9 +296,8 @@ class Retriever(metaclass=Hinting):
             ConfigError, InputError: a mode or field does not exist, or files have changed.
         """
         refuse(others, "search()")
-        rows = rows_of(question)
-        is_list = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
-        questions: list[Any] = list(rows) if is_list else [rows]
+        given = items_of(question)
+        questions: list[Any] = [question] if given is None else given
         if not all(isinstance(item, str) for item in questions):
             raise ConfigError(
                 f"search() got {' '.join(repr(question).split()):.100} for a question; give a text or a list of"
@@ -313,16 +312,42 @@ class Retriever(metaclass=Hinting):
         queries = [self.searched.query_text(questions[row]) for row in asked]
         self._look()
         with self._searches:
-            sides = self.sides(mode)
-            if where is not None or ids is not None:
-                selected = self._selected(where, ids)
-                if not len(selected):
-                    sides = {}
-                sides = {name: self._filtered(side, selected) for name, side in sides.items()}
-            found = self._ranked(sides, fusion, queries, k, texts) if sides and asked else ()
-        for row, hits in zip(asked, found, strict=bool(found)):
-            hits.question = questions[row]
-            answers[row] = hits
+            sides = self._narrowed(self.sides(mode), where, ids)
+            start = time.perf_counter()
+            depth = max(k, fusion.depth) if len(sides) > 1 else k
+            found = {name: side.retrieve(queries, depth) for name, side in sides.items() if asked}
+            rankings = next(iter(found.values()), [])
+            if len(found) > 1:
+                rankings = fusion.fuse(found["dense"], found["bm25"], k)
+            ranked = time.perf_counter()
+            passages = self.searched.get(ids_in(rankings)) if texts else {}
+
+            words = sides["bm25"].index if "bm25" in found else None
+            sources = self.searched.sources
+            file = sources[0].file if len(sources) == 1 else None
+            for place, ranking in enumerate(rankings):
+                places: dict[str, dict[str, Place]] = {}
+                for name, lists in found.items():
+                    places[name] = {
+                        key: Place(rank, score) for rank, (key, score) in enumerate(lists[place], 1)
+                    }
+                answer = answers[asked[place]]
+                for rank, (key, score) in enumerate(ranking, 1):
+                    passage = passages.get(key) or Passage("", "", key)
+                    of_sides = {name: at.get(key) for name, at in places.items()}
+                    answer.append(Hit(rank, score, passage, of_sides, file))
+                if isinstance(words, Bm25Index):
+                    best = max((score for _, score in found["bm25"][place]), default=0.0)
+                    answer.seems_unanswered = words.share(queries[place], best) < LEAST_SHARE
+
+        with self._lock:
+            self.seconds["search"] += ranked - start
+            for side in sides.values():
+                for name in list(side.seconds):  # another thread may be adding to them
+                    seconds = side.seconds.pop(name)
+                    self.seconds[name] += seconds
+                    self.seconds["search"] -= seconds
+            self.seconds["texts"] += time.perf_counter() - ranked
         return answers[0] if isinstance(question, str) else answers
 
     def sides(self, mode: str) -> dict[str, Side]:
@@ -352,19 +377,6 @@ class Retriever(metaclass=Hinting):
     def index(self, mode: str) -> Index:
         """Returns the index that ``mode`` searches; for a hybrid, the index of the vectors."""
         return next(iter(self.sides(mode).values())).index
-
-    def _filtered(self, side: Side, ids: np.ndarray) -> Side:
-        """Returns a side over the passages with these ids (n,), ascending and distinct, which computes every
-        product."""
-        index = self.searched.index_to_filter(side)
-        if index is None:
-            raise ConfigError(
-                "a filter needs the vectors, but only their index exists; search without where and ids,"
-                " or add vectors="
-            )
-        narrowed = copy.copy(side)
-        narrowed.index = index.among(ids)
-        return narrowed
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """Returns the passages with these ids; missing ones are left out."""
@@ -400,42 +412,49 @@ class Retriever(metaclass=Hinting):
             f" model= and vectors= (--model, --vectors), or search by words with mode={other} (--mode {other})"
         )
 
-    def selected_ids(
+    def _narrowed(
         self,
+        sides: dict[str, Side],
         where: Mapping[str, Any] | None,
         ids: Iterable[str] | np.ndarray | None,
-        kinds: Mapping[str, str] | None = None,
-    ) -> np.ndarray:
-        """Returns the ids (n,), ascending and distinct, that match ``where`` and ``ids``; ``search`` takes
-        them as ``ids``.
-
-        Args:
-            kinds: fields that ``where`` may name, and the kinds of their values; None = those of the values in
-                ``where``. Fields are read when they are first needed.
-        """
-        self._look()
-        return self._selected(where, ids, kinds)
-
-    def _selected(
-        self,
-        where: Mapping[str, Any] | None,
-        ids: Iterable[str] | np.ndarray | None,
-        kinds: Mapping[str, str] | None = None,
-    ) -> np.ndarray:
-        is_encoded = isinstance(ids, np.ndarray) and ids.dtype.kind == "S"
-        listed: Any = ids if ids is None or is_encoded else _encoded(ids)
-        if where is None:
-            return _encoded(()) if listed is None else listed
-        if not isinstance(where, Mapping):
-            raise ConfigError(
-                f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
-            )
-        if kinds is None:
-            kinds = {name: _kind_of(name, value) for name, value in where.items()}
-        with self._lock:
-            fields = self.fields(kinds)
-            matching = fields.matching(where)
-        return matching if listed is None else matching[is_among(matching, listed)]
+    ) -> dict[str, Side]:
+        """Returns sides over the passages that match ``where`` and ``ids``, which compute every product; none if no
+        passage matches."""
+        chosen = None
+        if ids is not None:
+            given = items_of(ids)
+            for item in [ids] if given is None else given:
+                if given is None or not isinstance(item, str):
+                    raise ConfigError(
+                        f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts:"
+                        " ids=['p1', 'p2']"
+                    )
+            possible = [item for item in given or () if len(item) <= MAX_ID_BYTES and "\0" not in item]
+            chosen = np.unique(encode_ids(possible))
+        if where is not None:
+            if not isinstance(where, Mapping):
+                raise ConfigError(
+                    f"where is of type {type(where).__name__}; give values by field: where={{'language': 'en'}}"
+                )
+            kinds = self.kinds
+            if kinds is None:
+                kinds = {name: _kind_of(name, value) for name, value in where.items()}
+            with self._lock:
+                matching = self.fields(kinds).matching(where)
+            chosen = matching if chosen is None else matching[is_among(matching, chosen)]
+        if chosen is None:
+            return sides
+        narrowed: dict[str, Side] = {}
+        for name, side in sides.items() if len(chosen) else ():
+            index = self.searched.index_to_filter(side)
+            if index is None:
+                raise ConfigError(
+                    "a filter needs the vectors, but only their index exists; search without where and ids,"
+                    " or add vectors="
+                )
+            narrowed[name] = copy.copy(side)
+            narrowed[name].index = index.among(chosen)
+        return narrowed
 
     def fields(self, kinds: Mapping[str, str]) -> PassageFields:
         """Returns the fields of these kinds, which are read when they are first needed."""
@@ -444,62 +463,6 @@ class Retriever(metaclass=Hinting):
             if key not in self._fields:
                 self._fields[key] = PassageFields(kinds, self.searched)
             return self._fields[key]
-
-    def _ranked(
-        self, sides: Mapping[str, Side], fusion: Fusion, queries: list[str], k: int, texts: bool
-    ) -> list[Hits]:
-        start = time.perf_counter()
-        depth = max(k, fusion.depth) if len(sides) > 1 else k
-        found = {name: side.retrieve(queries, depth) for name, side in sides.items()}
-        if len(found) > 1:
-            rankings = fusion.fuse(found["dense"], found["bm25"], k)
-        else:
-            (rankings,) = found.values()
-        ranked = time.perf_counter()
-        passages = self.searched.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
-
-        words = sides["bm25"].index if "bm25" in sides else None
-        sources = self.searched.sources
-        file = sources[0].file if len(sources) == 1 else None
-        answers = []
-        for row, ranking in enumerate(rankings):
-            places: dict[str, dict[str, Place]] = {}
-            for name, lists in found.items():
-                places[name] = {key: Place(rank, score) for rank, (key, score) in enumerate(lists[row], 1)}
-            hits = []
-            for rank, (key, score) in enumerate(ranking, 1):
-                passage = passages.get(key) or Passage("", "", key)
-                of_sides = {name: at.get(key) for name, at in places.items()}
-                hits.append(Hit(rank, score, passage, of_sides, file))
-            is_unanswered = False
-            if isinstance(words, Bm25Index):
-                best = max((score for _, score in found["bm25"][row]), default=0.0)
-                is_unanswered = words.share(queries[row], best) < LEAST_SHARE
-            answers.append(Hits(queries[row], hits, seems_unanswered=is_unanswered))
-
-        with self._lock:
-            self.seconds["search"] += ranked - start
-            for side in sides.values():
-                for name in list(side.seconds):  # another thread may be adding to them
-                    seconds = side.seconds.pop(name)
-                    self.seconds[name] += seconds
-                    self.seconds["search"] -= seconds
-            self.seconds["texts"] += time.perf_counter() - ranked
-        return answers
-
-
-def _encoded(ids: Iterable[str]) -> np.ndarray:
-    """Returns ids (n,) as indexes hold them, ascending and distinct, without those that no corpus can have."""
-    rows = rows_of(ids)
-    listed = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
-    for item in listed:
-        if isinstance(ids, str) or not isinstance(item, str):
-            raise ConfigError(
-                f"ids={' '.join(repr(item).split()):.100} of type {type(item).__name__}; give a list of texts: ids=['p1', 'p2']"
-            )
-    return np.unique(
-        encode_ids([str(item) for item in listed if len(item) <= MAX_ID_BYTES and "\0" not in item])
-    )
 
 
 def _kind_of(name: str, value: Any) -> str:

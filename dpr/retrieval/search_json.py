@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
@@ -18,6 +18,7 @@ from dpr.data.text import QuestionForm
 from dpr.embedding.source import PassageSource
 from dpr.formats.record_fields import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
+from dpr.retrieval.settings import IndexerConfig
 from dpr.storage.checksums import content_sha256, verify_file
 from dpr.storage.durable import CHECKSUM, MANIFEST, write_json
 from dpr.storage.untrusted import leads_inside, read_json
@@ -26,7 +27,6 @@ logger = get_logger(__name__)
 
 SEARCH_JSON = "search.json"
 _SCHEMA = 1
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class SearchSettings:
     model_file: str | None = None
     encoded_ctx_files: list[str] = field(default_factory=list)
     passages: list[PassageSource] = field(default_factory=list)
-    indexer: dict[str, Any] = field(default_factory=lambda: {"kind": "exact"})
-    """Kind and settings of the index."""
+    indexer: IndexerConfig = field(default_factory=IndexerConfig)
     index_path: str | None = None
     bm25_index_path: str | None = None
     hybrid: str = "none"
@@ -60,12 +59,12 @@ class SearchSettings:
         for pattern in self.encoded_ctx_files:
             found = matching_paths(pattern) if is_wide(pattern) else []
             files += [str(path) for path in found] or [pattern]
-        stated = replace(self, encoded_ctx_files=files)
-        relative = stated._with_paths(lambda path: os.path.relpath(path, folder))
-        value = asdict(relative) | {"schema": _SCHEMA}
-        value["fingerprints"] = [
+        fingerprints = [
             content_sha256(source.file) if source.file.is_file() else "" for source in self.passages
         ]
+        stated = replace(self, encoded_ctx_files=files, fingerprints=fingerprints)
+        relative = stated._with_paths(lambda path: os.path.relpath(path, folder))
+        value = asdict(relative) | {"schema": _SCHEMA}
         for passage_source in value["passages"]:
             passage_source["file"] = str(passage_source["file"])
         write_json(folder / SEARCH_JSON, value, note={})
@@ -97,9 +96,8 @@ class SearchSettings:
             )
             raise InputError("; ".join(problems), file=file, hint=hint)
         try:
-            stored = _typed(cls, value, "")
+            stored: SearchSettings = _typed(cls, value, "")
             stored.text.check("text.")
-            check_type("indexer.kind", stored.indexer.get("kind"), str)
             return stored._with_paths(lambda path: os.path.abspath(folder / path))
         except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
             hint = "dpr retrieve ... search_folder=FOLDER writes them again"
@@ -161,31 +159,21 @@ class SearchSettings:
         )
 
 
-def _typed(made: type[Made], value: Any, key: str) -> Made:
-    """Makes an object of a dataclass, comparing its fields with their types. Fields that no longer exist are
-    ignored."""
-    hints = get_type_hints(made)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{key.rstrip('.') or 'the file'} is not an object of {', '.join(hints)}")
-    typed: dict[str, Any] = {}
-    for name, hint in hints.items():
-        if name not in value:
-            continue
-        where = key + name
-        if get_origin(hint) is list:
-            check_type(where, value[name], hint)
-            (kind,) = get_args(hint)
-            typed[name] = [_part(kind, item, f"{where}[{n}]") for n, item in enumerate(value[name])]
-        else:
-            typed[name] = _part(hint, value[name], where)
-    return made(**typed)
-
-
-def _part(kind: Any, value: Any, key: str) -> Any:
-    """Returns the value of a field, or an item of its list."""
+def _typed(kind: Any, value: Any, key: str) -> Any:
+    """Returns a value of JSON as one of this type: a dataclass, a list, a path or anything plain. Fields that no longer
+    exist are ignored."""
     if is_dataclass(kind) and isinstance(kind, type):
-        return _typed(kind, value, f"{key}.")
+        hints = get_type_hints(kind)
+        if not isinstance(value, dict):
+            raise ConfigError(f"{key} is not an object of {', '.join(hints)}")
+        at = f"{key}." if key else ""
+        return kind(
+            **{name: _typed(hint, value[name], at + name) for name, hint in hints.items() if name in value}
+        )
     check_type(key, value, str if kind is Path else kind)
+    if get_origin(kind) is list:
+        (of,) = get_args(kind)
+        return [_typed(of, item, f"{key}[{number}]") for number, item in enumerate(value)]
     is_of_file = key.endswith(("].file", "].name")) and _is_name(value)
     if isinstance(value, str) and ("\0" in value or (has_lone_surrogate(value) and not is_of_file)):
         raise ConfigError(f"{key}={value!r} is not a text")

@@ -334,12 +334,12 @@ dpr evaluate run_file=bm25.trec qrels=qrels/test.tsv
     @property
     def needs_model(self) -> bool:
         """True if a bi-encoder takes part."""
-        return "dense" in self.chosen_systems or "hybrid" in self.chosen_systems
+        return {*self.chosen_systems} != {"bm25"}
 
     @property
     def needs_words(self) -> bool:
         """True if BM25 takes part."""
-        return "bm25" in self.chosen_systems or "hybrid" in self.chosen_systems
+        return {*self.chosen_systems} != {"dense"}
 
     def check_together(self, prefix: str) -> None:
         if (self.set is None) == (self.run_file is None):

@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import text_sha256
 from dpr.data.text import normalize_question
 from dpr.embedding.source import PassageSource
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.living_words import LivingWords
 from dpr.indexer.ranking import Ranking, fuse_linear, to_rankings
 from dpr.indexer.registry import Index, IndexChoice, index_class
 from dpr.indexer.saved import IndexStore
@@ -67,8 +69,8 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
     of a user-defined class in ``options``."""
     if config.kind not in KINDS:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
-    names = [item.name for item in fields(KINDS[config.kind].settings)]
-    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
+    own = config.part(KINDS[config.kind].settings)
+    return IndexChoice.of(config.kind, vars(own), key="indexer.")
 
 
 def open_words(
@@ -96,6 +98,30 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
         made_of = short_hash(*(json.dumps(one, sort_keys=True) for one in searched))
         store = IndexStore(choice, Path(path), {"corpus": made_of})
     return store.load_or_build(lambda: lexical_texts(sources))
+
+
+def living(side: Any, sources: Sequence[PassageSource]) -> Any:
+    """Returns the index of an open side of ``sources``, in a form that can change.
+
+    Raises:
+        ConfigError: it cannot change.
+    """
+    index = side.index
+    if not hasattr(index, "change"):
+        if not isinstance(side, WordSide):
+            from dpr.indexer.living_vectors import LivingVectors
+
+            side.index = LivingVectors(index, side.model.dimension, device=side.model.device)
+        elif isinstance(index, Bm25Index):
+            if index.frequencies is None:  # an earlier version saved it without
+                index = Bm25Index.build(lexical_texts(sources), index.settings)
+            side.index = LivingWords(index)
+        else:
+            raise ConfigError(
+                "this kind of index of words cannot change; build one of the new passages:"
+                " Retriever.build(model, passages, folder=...)"
+            )
+    return side.index
 
 
 def short_hash(*parts: str) -> str:

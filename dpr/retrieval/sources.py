@@ -65,39 +65,37 @@ def resolve_question_set(name: str, catalogue: Mapping[str, Any]) -> QuestionSet
 
 
 def resolve_passage_sources(names: Sequence[str], catalogue: Mapping[str, Any]) -> list[PassageSource]:
-    """Returns the collections of names; a pattern gives every file it matches, sorted.
-
-    Raises:
-        ConfigError: see ``resolve_passage_source``.
-    """
-    return [
-        resolve_passage_source(file, catalogue)
-        for name in names
-        for file in _matches(name, catalogue) or [name]
-    ]
-
-
-def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSource:
-    """Returns the collection of ``name``: an existing file, or else a key of the ``ctx_sources`` catalogue.
+    """Returns the collections of names: existing files, all files that a pattern matches, sorted, or else keys of the
+    ``ctx_sources`` catalogue.
 
     Raises:
         ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
     """
-    matches = _matches(name, catalogue)
-    if len(matches) > 1:
+    sources = []
+    for name in names:
+        matches = [] if name in catalogue else [str(path) for path in matching_paths(name)]
+        for file in matches or [name]:
+            short_name, path, options = _resolve_file(_PASSAGES, file, catalogue)
+            given = {}
+            for item in fields(PassageSource):
+                if item.name not in ("file", "name") and (value := getattr(options, item.name)) is not None:
+                    given[item.name] = value
+            sources.append(PassageSource(path, short_name, **given))
+    return sources
+
+
+def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSource:
+    """Returns the collection of ``name``, as ``resolve_passage_sources``.
+
+    Raises:
+        ConfigError: as there, or a pattern matches several files.
+    """
+    sources = resolve_passage_sources([name], catalogue)
+    if len(sources) > 1:
         raise ConfigError(
-            f"{name} matches {len(matches)} files; a corpus to embed is one file, so join them, or embed each"
+            f"{name} matches {len(sources)} files; a corpus to embed is one file, so join them, or embed each"
         )
-    short_name, file, options = _resolve_file(_PASSAGES, matches[0] if matches else name, catalogue)
-    given = {}
-    for item in fields(PassageSource):
-        if item.name not in ("file", "name") and (value := getattr(options, item.name)) is not None:
-            given[item.name] = value
-    return PassageSource(file, short_name, **given)
-
-
-def _matches(name: str, catalogue: Mapping[str, Any]) -> list[str]:
-    return [] if name in catalogue else [str(path) for path in matching_paths(name)]
+    return sources[0]
 
 
 def _resolve_file(

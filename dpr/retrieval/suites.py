@@ -85,15 +85,12 @@ def read_suite(
         expected = "a folder in BEIR's layout, a folder of these, or a YAML"
         raise InputError("no such file or folder", file=path, expected=expected)
 
-    folders = sorted(suite.iterdir())
-    names = [as_text(folder.name) for folder in folders]
+    names = {folder: folder.name for folder in sorted(suite.iterdir()) if _is_set(folder, split)}
     if _is_set(suite, split):
-        folders = [suite]
-        names = [as_text(suite.resolve().name)]
+        names = {suite: suite.resolve().name}
     test_sets = [
-        _test_set(name, SuiteSetConfig(folder=str(folder)), folder, split, Path(), cache)
-        for name, folder in zip(names, folders, strict=True)
-        if _is_set(folder, split)
+        _test_set(as_text(name), SuiteSetConfig(folder=str(folder)), folder, split, Path(), cache)
+        for folder, name in names.items()
     ]
     if not test_sets:
         expected = f"{_EXPECTED}, in the folder or in folders in it"

@@ -133,8 +133,7 @@ def make_app(
     settings: ServeSettings,
     opened: Callable[[], Iterator[ServedIndex]],
     *,
-    token: str | None = None,
-    on_failure: Callable[[Exception], None] = lambda error: None,
+    token: str | None,
 ) -> tuple[FastAPI, Engine]:
     """Returns the application and the engine that answers its requests.
 
@@ -142,14 +141,13 @@ def make_app(
         opened: makes the indexes, once the application has started.
         token: the token that requests must carry; None = none. Health and the page's own files hold no
             secrets and need no token.
-        on_failure: called if the indexes cannot be opened.
     """
     registry = CollectorRegistry()
     count = Counter("dpr_requests", "Answers by path and status.", ["path", "status"], registry=registry)
     about = "Time of a stage of a batch; queue is one request's."
     stages = Histogram("dpr_stage_seconds", about, ["stage"], buckets=_SECONDS, registry=registry)
     waiting = Gauge("dpr_requests_waiting", "Requests that no batch has taken yet.", registry=registry)
-    engine = Engine(opened, lambda stage, seconds: stages.labels(stage).observe(seconds), on_failure)
+    engine = Engine(opened, lambda stage, seconds: stages.labels(stage).observe(seconds))
     waiting.set_function(engine.num_waiting)
     num_requests = 0  # at work or waiting
 
@@ -249,7 +247,7 @@ def make_app(
             counted = f", where each explained one counts as {_EXPLAINED}" if body.explain else ""
             said = f"{count} passages in all{counted}, expected at most {LIMITS['passages']}"
             raise HTTPException(422, said)
-        wanted = None if body.filter is None else body.filter.model_dump(exclude_none=True)
+        wanted = body.filter.model_dump(exclude_none=True) if body.filter else {}
         texts = body.texts or body.explain
 
         def work(questions: list[str]) -> list[Hits]:

@@ -24,7 +24,7 @@ from dpr.core.records import Passage
 from dpr.data.text import QuestionForm
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
-from dpr.retrieval.dense import DenseSide, question_batch
+from dpr.retrieval.dense import question_batch
 from dpr.retrieval.hits import Hits
 from dpr.retrieval.retriever import Retriever
 from dpr.retrieval.search_json import SEARCH_JSON
@@ -45,8 +45,6 @@ class ServedIndex:
     info: Mapping[str, Any]
     """Description in the answer of /info."""
     retriever: Retriever | None = None
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    """Fields to filter by, and the kinds of their values."""
     model: BiEncoder | None = None
     form: QuestionForm = field(default_factory=QuestionForm)
 
@@ -55,18 +53,19 @@ class ServedIndex:
         return self.info["name"]
 
     def search(
-        self, questions: list[str], k: int, wanted: Mapping[str, Any] | None, *, texts: bool, observe: Observe
+        self, questions: list[str], k: int, wanted: Mapping[str, Any], *, texts: bool, observe: Observe
     ) -> list[Hits]:
-        """Returns the hits of each question. Raises HTTPException if the request makes no sense for this
-        index."""
+        """Returns the hits of each question; ``wanted`` has ids and metadata to filter by. Raises HTTPException if the
+        request makes no sense for this index."""
         if self.retriever is None:
             said = f"{self.name} is a model without passages; it answers /v1/embeddings"
             raise HTTPException(422, said)
-        ids = None
+        where = wanted.get("metadata")
+        ids = wanted.get("ids")
         try:
-            if wanted is not None:
-                ids = self.retriever.selected_ids(wanted.get("metadata"), wanted.get("ids"), self.kinds)
-            found = self.retriever.search(questions, k, mode=self.info["mode"], ids=ids, texts=texts)
+            found = self.retriever.search(
+                questions, k, mode=self.info["mode"], where=where, ids=ids, texts=texts
+            )
         except (ConfigError, InputError) as error:
             if isinstance(error, InputError) and error.file is not None:
                 raise
@@ -123,16 +122,20 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
             continue
 
         retriever = Retriever.open(folder, device=settings.device)
-        wanted = [mode for mode in retriever.modes if mode == retriever.mode or mode in settings.mode_names()]
-        for mode in wanted:
+        others = [mode for mode in retriever.modes if mode in settings.mode_names()]
+        modes = list(dict.fromkeys([retriever.mode, *others]))
+        for mode in modes:
             retriever.sides(mode)
-        kinds = settings.metadata_kinds()
-        fields = retriever.fields(kinds)
+        retriever.kinds = settings.metadata_kinds()
+        fields = retriever.fields(retriever.kinds)
 
-        dense = None if wanted == ["bm25"] else retriever.sides("dense")["dense"]
-        model = dense.model if isinstance(dense, DenseSide) else None
-        form = dense.form if isinstance(dense, DenseSide) else QuestionForm()
-        for mode in sorted(wanted, key=lambda mode: mode != retriever.mode):
+        model = None
+        form = QuestionForm()
+        if modes != ["bm25"]:
+            dense: Any = retriever.sides("dense")["dense"]
+            model = dense.model
+            form = dense.form
+        for mode in modes:
             index = retriever.index(mode)
             described = {
                 "name": name if mode == retriever.mode else f"{name}:{mode}",
@@ -143,7 +146,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
                 "choices": fields.choices(),
                 "model_fingerprint": None if model is None or mode == "bm25" else model.fingerprint,
             }
-            yield ServedIndex(info | described, retriever, kinds, model, form)
+            yield ServedIndex(info | described, retriever, model, form)
 
 
 @dataclass(eq=False)
@@ -163,18 +166,15 @@ class Engine:
     Args:
         opened: makes the indexes.
         observe: called with the seconds of each stage.
-        on_failure: called if the indexes cannot be opened.
     """
 
-    def __init__(
-        self,
-        opened: Callable[[], Iterator[ServedIndex]],
-        observe: Observe,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, opened: Callable[[], Iterator[ServedIndex]], observe: Observe) -> None:
         self._opened = opened
         self.observe = observe
-        self._on_failure = on_failure
+        self.failures: list[Exception] = []
+        """The error if the indexes cannot be opened."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called then."""
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="engine")
         self.start = self._thread.start
@@ -182,11 +182,11 @@ class Engine:
         self.indexes: list[ServedIndex] = []
         """The indexes; empty until they are open."""
 
-    def stop(self, patience: float = 1.0) -> bool:
-        """Ends the thread once it has answered the waiting requests. Returns whether that took no longer than
-        ``patience`` seconds."""
+    def stop(self) -> bool:
+        """Ends the thread once it has answered the waiting requests. Returns whether that took no longer than a
+        second."""
         self._waiting.put(None)
-        self._thread.join(patience)
+        self._thread.join(1.0)
         return not self._thread.is_alive()
 
     def ask(
@@ -206,7 +206,8 @@ class Engine:
         try:
             self.indexes = list(self._opened())
         except Exception as error:
-            self._on_failure(error)
+            self.failures.append(error)
+            self.on_failure()
             return
         logger.info("ready: %s", ", ".join(index.name for index in self.indexes))
         last = 1

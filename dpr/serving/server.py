@@ -8,21 +8,21 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.serving.engine import Engine
 from dpr.serving.settings import ServeSettings, is_loopback
 
 logger = get_logger(__name__)
 
 
-def serve(settings: ServeSettings, make: Callable[..., tuple[FastAPI, Any]]) -> int:
-    """Serves an application until a signal asks to end, and returns 0. ``make(token, on_failure)`` makes it, with
-    the engine that it asks.
+def serve(settings: ServeSettings, make: Callable[..., tuple[FastAPI, Engine]]) -> int:
+    """Serves an application until a signal asks to end, and returns 0. ``make(token=...)`` makes it, with the engine
+    that it asks.
 
     Raises:
         ConfigError: the service cannot listen at the address, or other machines could reach it and there is
@@ -38,13 +38,7 @@ def serve(settings: ServeSettings, make: Callable[..., tuple[FastAPI, Any]]) -> 
         )
     # Messages that any client can cause must not fill the disk.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    failures: list[Exception] = []
-
-    def fail(error: Exception) -> None:
-        failures.append(error)
-        server.should_exit = True
-
-    app, engine = make(token, fail)
+    app, engine = make(token=token)
     server = make_server(app, settings)
     listening = listen(settings)
     host, port = listening.getsockname()[:2]
@@ -53,6 +47,7 @@ def serve(settings: ServeSettings, make: Callable[..., tuple[FastAPI, Any]]) -> 
     def end(*_: object) -> None:
         server.should_exit = True
 
+    engine.on_failure = end
     # Handles signals before uvicorn does, and after it: uvicorn answers the requests it has accepted, and
     # then raises the signal again.
     before = signal.signal(signal.SIGTERM, end)
@@ -62,8 +57,8 @@ def serve(settings: ServeSettings, make: Callable[..., tuple[FastAPI, Any]]) -> 
         pass
     finally:
         signal.signal(signal.SIGTERM, before)
-    if failures:
-        raise failures[0]
+    if engine.failures:
+        raise engine.failures[0]
     if not engine.stop():  # it still opens indexes, or searches for a client that has left
         logging.shutdown()
         os._exit(0)

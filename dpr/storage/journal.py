@@ -24,23 +24,24 @@ class Journal:
         self.file = file
         self.end = 0
         """Bytes of the records that were read or written."""
-        self._inode = 0
-        self._size = 0
-        """Bytes of the file when it was read or written, a last line that was cut off included."""
+        self._first = b""
+        """Checksum of the first record, which tells whether this is still the file that was read. Its number does
+        not: a file system gives the number of a file that is gone to a later one."""
+        self._seen: tuple[int, ...] = ()
+        """State of the file when it was read or written, a last line that was cut off included."""
 
     def has_news(self) -> bool:
         """Returns whether another process has written to the file."""
-        if not self.file.exists():
-            return False
-        state = self.file.stat()
-        return (state.st_ino, state.st_size) != (self._inode, self._size)
+        return self.file.exists() and _state(self.file.stat()) != self._seen
 
     def was_rewritten(self) -> bool:
         """Returns whether another process has put a record in the place of those that were read."""
-        return self._inode not in (0, self.file.stat().st_ino)
+        with open(self.file, "rb") as file:
+            return file.read(len(self._first)) != self._first
 
     def read(self) -> Iterator[Any]:
-        """Yields the records that were not read before.
+        """Yields the records that were not read before; none if another process has just put one in the place of
+        those that were (``was_rewritten``).
 
         Raises:
             InputError: the file is damaged.
@@ -48,8 +49,9 @@ class Journal:
         if not self.file.exists():
             return
         with open(self.file, "rb") as file:
-            state = os.fstat(file.fileno())
-            self._inode = state.st_ino
+            state = _state(os.fstat(file.fileno()))
+            if file.read(len(self._first)) != self._first:
+                return
             file.seek(self.end)
             for line in file:
                 if not line.endswith(b"\n"):  # its writer was killed, or still writes
@@ -58,9 +60,10 @@ class Journal:
                 if line != _line(content):
                     found = f"content has changed (checksum at byte {self.end})"
                     raise InputError(found, file=self.file, hint="restore it from a copy")
+                self._first = self._first or line[:_DIGITS]
                 self.end += len(line)
                 yield json.loads(content)
-        self._size = state.st_size  # not after an error: there is more to read
+        self._seen = state  # not after an error: there is more to read
 
     def append(self, record: Any) -> None:
         """Adds a record, and returns when it is on the disk. The caller holds a lock and has read all earlier
@@ -75,10 +78,9 @@ class Journal:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-            state = os.fstat(file.fileno())
-        self._inode = state.st_ino
-        self._size = state.st_size
+            self._seen = _state(os.fstat(file.fileno()))
         if not self.end:
+            self._first = line[:_DIGITS]
             flush(self.file.parent)
         self.end += len(line)
 
@@ -87,8 +89,13 @@ class Journal:
         line = _line(json_text(record).encode() + b"\n")
         with durable_file(self.file, "wb") as file:
             file.write(line)
+        self._first = line[:_DIGITS]
         self.end = len(line)
 
 
 def _line(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest()[:32].encode() + b" " + content
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -69,15 +69,13 @@ def local_app(
             before(questions)
             return super().search(questions, *arguments, **options)
 
-    failures: list[Exception] = []
     settings.check()
     app, engine = make_app(
         settings,
         lambda: (Noted(**vars(index)) for index in open_runs(runs, settings)),
         token=token,
-        on_failure=failures.append,
     )
-    return app, engine, failures
+    return app, engine, engine.failures
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def test_changed_indexes_equal_those_of_the_present_passages() -> None:
     rows = dict(zip(passages, VECTORS, strict=False))
     by_words = LivingWords(words(passages))
     beside, alone = LivingVectors(vectors(rows), 16), LivingVectors(None, 16)
-    alone.change((), list(passages.values()), VECTORS[:300])
+    alone.change({}, passages, VECTORS[:300])
     for step in range(400):
         gone, added = [], []
         if (
@@ -63,7 +63,7 @@ def test_changed_indexes_equal_those_of_the_present_passages() -> None:
             added = [Passage(text(), "", f"a longer id {step}")]
         new = VECTORS[300 + step][None] if added else None
         for index in (by_words, beside, alone):
-            index.change(gone, added, new)
+            index.change({one.id: one for one in gone}, {one.id: one for one in added}, new)
         for passage in gone:
             del rows[str(passage.id)]
         for passage in added:

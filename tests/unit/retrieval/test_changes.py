@@ -145,7 +145,7 @@ def test_another_process_sees_the_changes(
     size = journal.stat().st_size
     ours.delete(["d"])  # joins the changes first
     assert journal.stat().st_size < size and len(Retriever.open(tmp_path / "run")) == 2
-    assert not ours.searched.has_news()  # its own changes are not read again
+    assert not ours.searched.journal.has_news()  # its own changes are not read again
     theirs.mode = "bm25"
     assert {hit.id for hit in theirs.search("ka okapi", 9)} == set("bc") and len(theirs) == 2
     theirs.add(["ka ka"])  # its number is not that of a passage that was added and deleted
@@ -154,6 +154,27 @@ def test_another_process_sees_the_changes(
     journal.write_bytes(journal.read_bytes().replace(b"okapi", b"okapj"))
     with pytest.raises(InputError, match="content has changed"):
         Retriever.open(tmp_path / "run")
+
+
+def test_changes_that_are_joined_while_another_process_looks_are_taken_up(tmp_path: Path) -> None:
+    ours = Retriever.build(None, ROWS, folder=tmp_path / "run")
+    theirs = Retriever.open(tmp_path / "run")
+    ours.add([{"id": "e", "text": "zebra"}])
+    assert theirs.search("zebra")
+    journal: Any = theirs.searched.journal
+    joined = journal.was_rewritten
+
+    def was_rewritten() -> bool:
+        before: bool = joined()
+        ours.searched._most_bytes = 10
+        ours.add(["okapi"])  # joins the changes first
+        journal.was_rewritten = joined
+        return before
+
+    journal.was_rewritten = was_rewritten
+    ours.delete("e")
+    theirs.search("ka")
+    assert theirs.search("okapi") and not theirs.search("zebra") and len(theirs) == 5
 
 
 def test_damage_among_the_changes_is_reported_until_it_is_mended(tmp_path: Path) -> None:
@@ -204,7 +225,7 @@ def test_a_killed_change_leaves_the_old_or_the_new_state(
     word, other = ("okapi", "zebra") if share == 1.0 else ("zebra", "okapi")
     found = Retriever.open(folder)
     assert [hit.id for hit in found.search(word)] == ["e"] and not found.search(other)
-    assert not found.searched.has_news()  # a line that was cut off is looked at once
+    assert not found.searched.journal.has_news()  # a line that was cut off is looked at once
     found.add([{"id": "f", "text": "quagga"}])
     assert [hit.id for hit in Retriever.open(folder).search("quagga")] == ["f"] and len(found) == 6
 

@@ -12,7 +12,7 @@ import pytest
 from dpr.cli.main import main as dpr
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
-from dpr.embedding.source import PassageSource, corpora_of, require_corpora
+from dpr.embedding.source import PassageSource, require_corpora
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import write_qrels, write_questions
@@ -113,9 +113,8 @@ def test_other_columns_are_other_texts_and_more_passages_are_no_harm(tmp_path: P
         {"corpus_fingerprint": "sampled by an earlier version"},
         {},
     ]
-    corpora = corpora_of(stated)
+    corpora = require_corpora(stated, [PassageSource(other), corpus], file=None)
     assert len(corpora) == 1
-    require_corpora(corpora, [PassageSource(other), corpus], file=None)
     require_corpora(
         corpora, [replace(corpus, id_prefix="wiki:", normalize=True, passage_prefix="passage: ")], file=None
     )

@@ -365,7 +365,7 @@ def test_fields_are_as_pandas_and_numpy_give_them(tmp_path: Path, is_stored: boo
             ({"year": {"any": np.array([2021])}}, ["1"]),
             ({"date": {"lt": datetime.date(2020, 3, 1)}}, ["0"]),
         ):
-            assert retriever.selected_ids(where, None).tolist() == [key.encode() for key in ids], where
+            assert [hit.id for hit in retriever.search("ka po so", where=where)] == ids, where
         with pytest.raises(InputError, match=r"year is the number 2020, expected text, .*of where"):
             retriever.search("ka", where={"year": "2020"})
         with pytest.raises(InputError, match="passage 0: tags is the number 3, expected text"):

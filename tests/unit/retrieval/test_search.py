@@ -217,7 +217,7 @@ def test_what_retrieve_indexed_with_its_settings_is_searched_so(
         capsys.readouterr()
         assert main([str(tmp_path), world.questions[0].text]) == 0
         assert "has no effect" not in capsys.readouterr().err
-    assert search_settings(tmp_path).indexer["ef_search"] == 3
+    assert search_settings(tmp_path).indexer.ef_search == 3
 
 
 @pytest.mark.parametrize("origin", [None, Origin("a\x1bb.md\n\u202e", "\x9b2J", 3)])

@@ -30,7 +30,7 @@ def client(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         for number, one in enumerate(world.passages)
     ]
     Retriever.build(world.model, rows, folder=folder, indexer="hnsw")
-    assert SearchSettings.read(folder).indexer["kind"] == "hnsw"
+    assert SearchSettings.read(folder).indexer.kind == "hnsw"
     with served({"run": folder}, metadata="section,year:int") as found:
         yield found
 

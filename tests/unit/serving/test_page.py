@@ -14,6 +14,7 @@ from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.retrieval.search_json import SearchSettings
+from dpr.retrieval.settings import IndexerConfig
 from tests.helpers.browser import Browser
 from tests.helpers.page import ask, choose, contrast, ids, opened_again, text_of, texts_of
 from tests.helpers.serving import listening
@@ -39,7 +40,7 @@ def address(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     ]
     write_passages(folder / "corpus.jsonl", passages)
     settings = SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")])
-    replace(settings, indexer={"kind": "bm25"}).write(folder)
+    replace(settings, indexer=IndexerConfig(kind="bm25")).write(folder)
     with listening({"run": run_folder, "<b>hostile</b>": folder}) as found:
         yield found
 
@@ -206,8 +207,8 @@ def write_run(folder: Path, name: str) -> None:
         for number in range(30)
     )  # fmt: skip
     (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    replace(
-        SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")]), indexer={"kind": "bm25"}
+    SearchSettings(
+        passages=[PassageSource(folder / "corpus.jsonl")], indexer=IndexerConfig(kind="bm25")
     ).write(folder)
 
 
