@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpr.core.records import Passage, TrainingSample, composed, plain, text_hash
+from dpr.formats.arrays import map_array
 from dpr.formats.arrow_files import MappedBatches, write_batches
 from dpr.formats.id_hashes import rows_of_repeated
 from dpr.formats.training_files.rows import Counts
@@ -53,7 +54,7 @@ class TrainingSet(MappedBatches):
         """Warnings about keys that are not read, by key."""
         self._folder = folder
         self._duplicate_rows, self._leaders = np.ascontiguousarray(np.load(folder / _DUPLICATES).T)
-        self.question_hashes: np.ndarray = np.load(folder / _QUESTIONS)
+        self.question_hashes = map_array(folder / _QUESTIONS)
         """Hashes that are equal for questions that are equal except for case and spacing."""
         order = np.argsort(self._leaders, kind="stable")
         self._leaders_in_order = self._leaders[order]

@@ -35,6 +35,7 @@ from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval import RetrievalValidation, read_entry
 
 logger = get_logger(__name__)
+_HASHES_AT_ONCE = 1 << 20
 
 
 def extensions_of(
@@ -159,16 +160,12 @@ class BiEncoderTrainer(Trainer):
             names = [source.name for source, _ in opened]
             loss = make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=names)
         opened, opened_dev = (with_token_stores(sets, settings, model) for sets in (opened, opened_dev))
-        # Questions of user-defined sets, and of pairs cut from a corpus, are not known before they are read.
-        asked, known = (
-            [
-                key
-                for source, _ in sets
-                for key in getattr(getattr(source, "text", source), "question_hashes", ())
-            ]
-            for sets in (opened_dev, opened)
-        )
-        if shared := int(np.isin(asked, known).sum()):
+        asked = np.concatenate([np.empty(0, dtype=np.uint64), *_question_hashes(opened_dev)])
+        is_known = np.zeros(len(asked), dtype=bool)
+        for known in _question_hashes(opened) if len(asked) else ():
+            for start in range(0, len(known), _HASHES_AT_ONCE):  # all at once would be copied and sorted
+                is_known |= np.isin(asked, known[start : start + _HASHES_AT_ONCE])
+        if shared := int(is_known.sum()):
             logger.warning("%d of the %d dev questions are also training questions", shared, len(asked))
         if opened_dev:
             validations = [*dev_validations(opened_dev, settings, candidates=loss.candidates), *validations]
@@ -183,6 +180,13 @@ class BiEncoderTrainer(Trainer):
             callbacks=callbacks,
             config=config,
         )
+
+
+def _question_hashes(sets: Sequence[Any]) -> list[np.ndarray]:
+    """Returns the hashes of the questions of each set. Those of user-defined sets, and of pairs cut from a corpus,
+    are not known before they are read."""
+    texts = [getattr(source, "text", source) for source, _ in sets]
+    return [text.question_hashes for text in texts if hasattr(text, "question_hashes")]
 
 
 def _require(name: str, given: Any, kind: Any, wanted: str) -> None:
