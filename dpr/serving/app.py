@@ -300,11 +300,11 @@ def make_app(
         return {"object": "list", "data": [{"id": one.name, **about} for one in engine.indexes if one.model]}
 
     @app.get("/info")
-    async def info() -> dict[str, Any]:
+    def info() -> dict[str, Any]:
         """Returns the version, indexes, metadata fields and limits of the service."""
         return {
             "version": __version__,
-            "indexes": [index.info for index in engine.indexes],
+            "indexes": [index.described() for index in engine.indexes],
             "metadata": settings.metadata_kinds(),
             "limits": LIMITS,
         }

@@ -43,7 +43,7 @@ class ServedIndex:
     """A run opened in one search mode, or a model without passages."""
 
     info: Mapping[str, Any]
-    """Description in the answer of /info."""
+    """Description that stays the same."""
     retriever: Retriever | None = None
     model: BiEncoder | None = None
     form: QuestionForm = field(default_factory=QuestionForm)
@@ -51,6 +51,13 @@ class ServedIndex:
     @property
     def name(self) -> str:
         return self.info["name"]
+
+    def described(self) -> dict[str, Any]:
+        """Returns the description in the answer of /info, with the number of passages at the last search."""
+        passages = None
+        if self.retriever is not None:
+            passages = self.retriever.index(self.info["mode"]).num_passages
+        return {**self.info, "passages": passages}
 
     def search(
         self, questions: list[str], k: int, wanted: Mapping[str, Any], *, texts: bool, observe: Observe
@@ -115,7 +122,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
             together.
     """
     for name, folder in folders.items():
-        info: dict[str, Any] = {"name": name, "run": name, "mode": "model", "passages": None}
+        info: dict[str, Any] = {"name": name, "run": name, "mode": "model"}
         if not (folder / SEARCH_JSON).is_file():
             alone = BiEncoder.load(folder, device=resolve_device(settings.device))
             yield ServedIndex(info | {"model_fingerprint": alone.fingerprint}, model=alone)
@@ -141,7 +148,6 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
                 "name": name if mode == retriever.mode else f"{name}:{mode}",
                 "mode": mode,
                 "exact": index.can_filter,
-                "passages": index.num_passages,
                 "recall": asdict(index.recall) if index.recall else None,
                 "choices": fields.choices(),
                 "model_fingerprint": None if model is None or mode == "bm25" else model.fingerprint,

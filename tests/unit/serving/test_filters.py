@@ -158,3 +158,4 @@ def test_passages_that_another_process_adds_are_found_with_their_fields(world: W
             hits = client.post("/search", json=body).json()["results"][0]
             assert len(hits) == number and hits[-1]["id"] == key
             assert hits[0]["metadata"] == {"year": 2020, "tags": ["x"]}
+            assert client.get("/info").json()["indexes"][0]["passages"] == 5 + number
