@@ -99,7 +99,7 @@ encoder.pretrained_model_cfg
 dpr embed model_file=runs/first ctx_src=corpus.tsv out_file=runs/first/vectors
 """
     ctx_src: str | None = setting(None, also=("corpus",), path="input")
-    """A key of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
+    """A key of ``ctx_sources``, or the path of a corpus: TSV, CSV, JSON lines or Parquet."""
     out_file: str | None = setting(None, also=("out",), path="beginning")
     """Output folder; ``_<shard_id>`` is added to its name."""
     encoder_type: str = setting("ctx", choices=("ctx", "question"))

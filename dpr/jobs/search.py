@@ -41,7 +41,7 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
     vectors: list[str] = setting(list, takes_words=True, path="input")
     """Vectors of the corpus: folders or globs."""
     corpus: list[str] = setting(list, path="input")
-    """Passages, DPR's TSV or BEIR's JSON lines; again for more."""
+    """Passages: TSV, CSV, JSON lines or Parquet; again for more."""
 
     def check_together(self, prefix: str) -> None:
         from dpr.core.paths import matching_paths

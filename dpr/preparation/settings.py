@@ -262,7 +262,7 @@ dpr new-encoder corpus=corpus.tsv out=my_static vocab_size=30000 layers=0 hidden
 dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
 """
     corpus: str | None = setting(None, path="input")
-    """Passages: DPR's TSV or BEIR's JSON lines."""
+    """Passages: TSV, CSV, JSON lines or Parquet."""
     questions: list[str] = setting(list, takes_words=True, path="input")
     """More text to learn the vocabulary from: files of questions or training data."""
     out: str | None = setting(None, path="output")
