@@ -193,7 +193,9 @@ class ProgressBar:
         rate = (done - self._at_start) / max(seconds, 1e-9)
         remaining = f"took {duration(seconds)}"
         if not is_end:
-            remaining = f"about {duration((self.total - done) / rate)} left" if rate else "just started"
+            remaining = "just started"  # the first items wait until a whole part is tokenised
+            if (done - self._at_start) * 1000 >= self.total - self._at_start:
+                remaining = f"about {duration((self.total - done) / rate)} left"
         tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
         scale = 10**6 if self._unit == "MB" else 1
         logger.info(

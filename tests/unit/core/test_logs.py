@@ -111,6 +111,20 @@ def test_progress_is_a_line_within_a_part_too_and_then_once_a_minute(
     assert shown == [f"embedding: {done} of 1,000" for done in (100, 200, 300, 400, 500, 600, "1,000")]
     assert lines[0].endswith("10/s, about 90 s left") and "50 tokens/s, took 100 s" in lines[-1]
 
+    progress.close()
+
+    # The first items of a resumed job say nothing about the time that is left.
+    caplog.clear()
+    with caplog.at_level("INFO", logger="dpr"):
+        resumed = ProgressBar("embedding", 10_000_000, done=3_000_000)
+        for second, items in ((180, 16), (300, 70_000)):
+            now[0] = float(second)
+            resumed.under_way(items)
+        resumed.close()
+    few, more = [record.getMessage() for record in caplog.records]
+    assert few.endswith("3,000,016 of 10,000,000 passages, 0/s, just started")
+    assert more.endswith("350/s, about 5.5 h left")
+
     # What is done before its first line is due says nothing.
     caplog.clear()
     with caplog.at_level("INFO", logger="dpr"):
