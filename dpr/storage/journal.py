@@ -25,8 +25,8 @@ class Journal:
         self.end = 0
         """Bytes of the records that were read or written."""
         self._first = b""
-        """Checksum of the first record, which tells whether this is still the file that was read. Its number does
-        not: a file system gives the number of a file that is gone to a later one."""
+        """Checksum of the first record, which tells whether this is still the file that was read. The inode does
+        not: a file system gives that of a removed file to a later one."""
         self._seen: tuple[int, ...] = ()
         """State of the file when it was read or written, a last line that was cut off included."""
 

@@ -162,6 +162,9 @@ def test_the_build_stops_where_more_lists_add_nothing(monkeypatch: pytest.Monkey
     whole = recall_values(built.search(asked, 100)[1], truth)["recall@100"]
     assert chosen < faiss_index.TARGET_RECALL
     assert whole - chosen < 0.01
+    # A list holds six passages here. Few lists are searched with others until 100 are found, so recalls are equal.
+    few = index("faiss", with_questions=True, factory="IVF256,PQ2", least_recall=0)
+    assert few.breadth["probes"] > 16
 
 
 @pytest.mark.parametrize("kind", CHOICES)

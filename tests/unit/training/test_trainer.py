@@ -227,7 +227,10 @@ def test_masked_scores_in_a_sum(tmp_path: Path, loss: Loss | None, caplog: pytes
     assert caplog.text.count("must not add up masked scores") == (loss is not None)
 
 
-def test_questions_of_dev_and_train_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_questions_of_dev_and_train_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpr.training.bi_encoder_trainer._HASHES_AT_ONCE", 5)
     model = tiny_model(tmp_path / "encoder")
     rows = [{"question": one.question, "positive": one.positives[0].text} for one in make_samples(16)]
     dev = [{**rows[0], "question": rows[0]["question"].upper()}, {"question": "ba ce", "positive": "be"}]
